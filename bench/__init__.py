@@ -1,0 +1,1 @@
+"""oombench: what it costs to make a training step fit on a GPU."""

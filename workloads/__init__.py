@@ -1,0 +1,1 @@
+"""The training steps: each a class with the shape of `bench.workload.Workload`, none knowing the harness."""
