@@ -1,0 +1,93 @@
+"""A virtual GPU: PyTorch code runs on `device="vgpu"` with no data, and memory and time come out as on a named card.
+
+    import bench.vgpu as vgpu
+
+    with vgpu.virtual_gpu("rtx4090") as device:      # or: device = vgpu.enable("rtx4090") ... vgpu.disable()
+        model = Model().to("vgpu")
+        ...
+        torch.vgpu.max_memory_allocated()
+
+It is a PyTorch backend in pure Python (`backend`) under a dispatch mode (`mode`) that runs operators on fake tensors,
+gives every storage to a simulation of CUDA's caching allocator (`memory`, `allocator`), and every operator to a clock
+(`clock`, `kernels`). One process simulates one rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from bench.vgpu import autocast, operators
+from bench.vgpu.backend import VirtualGpu
+from bench.vgpu.device import Device, current, set_current
+from bench.vgpu.memory import CATEGORIES, following_resizes
+from bench.vgpu.mode import VirtualMode
+from bench.vgpu.patches import patched_torch
+from bench.vgpu.stand_ins import answering
+from bench.vgpu.targets import TARGETS, Target, find_target
+
+__all__ = [
+    "CATEGORIES",
+    "TARGETS",
+    "Device",
+    "Target",
+    "current",
+    "disable",
+    "enable",
+    "find_target",
+    "virtual_gpu",
+]
+
+_setup_privateuseone_for_python_backend("vgpu", VirtualGpu())
+operators.install()
+autocast.install()
+
+_open = ExitStack()
+
+
+def enable(target: Target | str) -> Device:
+    """Make `device="vgpu"` simulate `target` until `disable()`; every tensor made meanwhile is fake.
+
+    Raises:
+        ValueError: There is no such target.
+        RuntimeError: A virtual GPU is enabled already.
+    """
+    global _open
+    stack = ExitStack()
+    device = stack.enter_context(virtual_gpu(target))
+    _open = stack
+    return device
+
+
+def disable() -> None:
+    """End what `enable` began; without it, do nothing."""
+    _open.close()
+
+
+@contextmanager
+def virtual_gpu(target: Target | str) -> Iterator[Device]:
+    """`enable` and `disable` as a context."""
+    from bench.vgpu import device as state
+
+    found = find_target(target) if isinstance(target, str) else target
+    if state._current is not None:
+        raise RuntimeError(f"a virtual {state._current.target.name} is enabled already")
+    device = Device(found)
+    mode = VirtualMode(device)
+    set_current(device)
+    try:
+        with (
+            patched_torch(mode.uncharged),
+            answering(),
+            autocast.cast_cache(),
+            following_resizes(device.memory, lambda: device.stream),
+            mode,
+        ):
+            yield device
+    finally:
+        set_current(None)

@@ -1,0 +1,71 @@
+"""The state of one simulated card: its memory, its clocks, its streams, and what it had to make up."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from bench.vgpu.clock import Clock, Stamp
+from bench.vgpu.memory import Memory
+from bench.vgpu.targets import Target
+
+
+class Pending:
+    """A point in a stream's work; the allocator asks it whether a block may be reused."""
+
+    def __init__(self, clock: Clock, stamp: Stamp) -> None:
+        self._clock = clock
+        self._stamp = stamp
+
+    def query(self) -> bool:
+        """Whether the work before the point is done."""
+        return self._clock.done(self._stamp)
+
+
+class Device:
+    """One virtual card.
+
+    Attributes:
+        target: What it simulates.
+        clock: Host and stream clocks.
+        memory: Storages, workspaces and the allocator behind them.
+        stream: Id of the current stream; 0 is the default one.
+        stand_ins: Answers that only data could have given, by operator; each was made up.
+        unpriced: Operators that take memory which no rule here tells, by name.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.clock = Clock()
+        self.memory = Memory(target, self._pending)
+        self.stream = 0
+        self.stand_ins: Counter[str] = Counter()
+        self.unpriced: Counter[str] = Counter()
+        self._streams = 0
+
+    def _pending(self, stream: int) -> Pending:
+        return Pending(self.clock, self.clock.stamp(stream))
+
+    def new_stream(self) -> int:
+        """Id of a stream from the pool, which hands out 32 in turn (c10/cuda/CUDAStream.cpp, kStreamsPerPool)."""
+        self._streams += 1
+        return (self._streams - 1) % 32 + 1
+
+
+_current: Device | None = None
+
+
+def current() -> Device:
+    """The enabled device.
+
+    Raises:
+        RuntimeError: None is enabled.
+    """
+    if _current is None:
+        raise RuntimeError("no virtual GPU is enabled: call bench.vgpu.enable(target) first")
+    return _current
+
+
+def set_current(device: Device | None) -> None:
+    """Make `device` the enabled one, or none."""
+    global _current
+    _current = device

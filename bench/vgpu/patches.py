@@ -1,0 +1,82 @@
+"""Changes to torch, for as long as a virtual GPU is enabled, where fake tensors would show."""
+
+from __future__ import annotations
+
+import copyreg
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.utils import _foreach_utils
+
+
+def _swap(first: Tensor, second: Tensor) -> None:
+    """Swap two tensors as torch.utils.swap_tensors does, but allow weak references to them.
+
+    Fake tensors are known by weak reference to the converter that made them; nothing there looks into them.
+    """
+    names = {"__class__", "__dict__"} | set(copyreg._slotnames(type(first)))  # type: ignore[attr-defined]
+    for name in names:
+        if hasattr(first, name) and hasattr(second, name):
+            kept = getattr(first, name)
+            setattr(first, name, getattr(second, name))
+            setattr(second, name, kept)
+    torch._C._swap_tensor_impl(first, second)
+
+
+def _deepcopy(tensor: FakeTensor, memo: dict[int, object]) -> Tensor:
+    """Copy a fake tensor as Tensor.__deepcopy__ copies one: new storage, same grad and flags, attributes kept."""
+    if id(tensor) in memo:
+        return memo[id(tensor)]  # type: ignore[return-value]
+    if not tensor.is_leaf:
+        raise RuntimeError("Only Tensors created explicitly by the user support the deepcopy protocol at the moment.")
+    with torch.no_grad():
+        copy: Tensor = tensor.detach().clone()
+    if isinstance(tensor, torch.nn.Parameter):
+        copy = torch.nn.Parameter(copy, requires_grad=tensor.requires_grad)
+    else:
+        copy.requires_grad_(tensor.requires_grad)
+    if tensor.grad is not None:
+        copy.grad = tensor.grad.__deepcopy__(memo)
+    memo[id(tensor)] = copy
+    return copy
+
+
+class _NotFake:
+    """What libraries find when they ask torch whether a tensor is fake: transformers takes one for being traced."""
+
+
+@contextmanager
+def patched_torch(uncharged: AbstractContextManager[None]) -> Iterator[None]:
+    """Change torch for as long as the context lasts.
+
+    `module.to()` swaps fake parameters. Optimizers take fake tensors for foreach, as they take CUDA's. What DTensor runs
+    only to learn the shape of a global result, it runs in `uncharged`.
+    """
+    lock = ShardingPropagator._fake_mode_lock
+    swap = torch.utils.swap_tensors
+    swaps = torch.__future__.get_swap_module_params_on_conversion()
+    kinds = _foreach_utils._foreach_supported_types
+
+    def swap_fakes(first: Tensor, second: Tensor) -> None:
+        fake = isinstance(first, FakeTensor) or isinstance(second, FakeTensor)
+        (_swap if fake else swap)(first, second)
+
+    torch.utils.swap_tensors = swap_fakes
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    ShardingPropagator._fake_mode_lock = uncharged  # type: ignore[assignment]
+    torch._subclasses.FakeTensor = _NotFake  # type: ignore[misc, assignment]
+    kinds.append(FakeTensor)  # type: ignore[arg-type]
+    FakeTensor.__deepcopy__ = _deepcopy  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.utils.swap_tensors = swap
+        torch.__future__.set_swap_module_params_on_conversion(swaps)
+        ShardingPropagator._fake_mode_lock = lock
+        torch._subclasses.FakeTensor = FakeTensor  # type: ignore[misc]
+        del FakeTensor.__deepcopy__  # type: ignore[attr-defined]
+        kinds.remove(FakeTensor)  # type: ignore[arg-type]
