@@ -69,7 +69,8 @@ class Record:
         reason: Why it ended otherwise than `ok`, in one line.
         first: The first step, in which optimizer states appear; after an OOM, what was reached.
         steady: A later step.
-        static_bytes: Allocated between steps once optimizer states exist: weights, optimizer states, workspaces.
+        static_bytes: Allocated after a step: weights, gradients, optimizer states, workspaces.
+        static_tensor_bytes: What the tensors behind it asked for, by category; empty where the device cannot tell.
         timing: Steady step time.
         items_per_step: Items that a step consumes, in `unit`.
         unit: What an item is.
@@ -86,6 +87,7 @@ class Record:
     first: Peak | None = None
     steady: Peak | None = None
     static_bytes: int | None = None
+    static_tensor_bytes: dict[str, int] = field(default_factory=dict)
     timing: Timing | None = None
     items_per_step: int | None = None
     unit: str | None = None

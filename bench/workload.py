@@ -103,8 +103,8 @@ def load_workload(path: str) -> type[Workload]:
         found = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError) as error:
         raise BadInput(f"no workload at {path!r}: {error}") from error
-    required = [name for name in Workload.__protocol_attrs__ if name not in ("networks", "__init__")]  # type: ignore[attr-defined]
-    missing = sorted(name for name in required if not hasattr(found, name))
+    named = {name for name in (*vars(Workload), *Workload.__annotations__) if not name.startswith("_")}
+    missing = sorted(name for name in named - {"networks"} if not hasattr(found, name))
     if missing:
         raise BadInput(f"{path} is not a workload: it lacks {', '.join(missing)}")
     return cast(type[Workload], found)

@@ -74,12 +74,21 @@ class Technique(ABC):
         """The workload's settings with the technique applied."""
         return settings
 
-    def prepare(self, workload: Workload, plan: Mapping[str, Technique], device: torch.device) -> None:
+    def prepare(self, workload: Workload, plan: Mapping[str, Technique], device: torch.device) -> None:  # noqa: B027
         """Act on the networks: built, not yet placed on the device."""
+
+    def placed(self, workload: Workload, device: torch.device) -> None:  # noqa: B027
+        """Act on the networks once they are on the device."""
 
     def forward(self, device: torch.device) -> AbstractContextManager[Any]:
         """Context around each micro-batch's losses."""
         return nullcontext()
 
-    def before_update(self, networks: Iterable[torch.nn.Module]) -> None:
+    def around_update(
+        self, optimizers: Iterable[torch.optim.Optimizer], device: torch.device
+    ) -> AbstractContextManager[Any]:
+        """Context around the optimizers' steps."""
+        return nullcontext()
+
+    def before_update(self, networks: Iterable[torch.nn.Module]) -> None:  # noqa: B027
         """Act on the gradients, complete and unscaled, before the optimizers."""

@@ -1,0 +1,173 @@
+"""Runs one cell: builds the workload with its techniques, then a memory pass, then a timing pass."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import traceback
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+
+from bench.config import Cell
+from bench.device import Card, open_card
+from bench.errors import Refused
+from bench.record import Peak, Record, Source, Status, Timing
+from bench.techniques import fidelity, make_plan
+from bench.trainer import Trainer
+from bench.vgpu.oom import asking_line
+from bench.vgpu.targets import find_target
+from bench.workload import Traceable, load_workload
+
+Trace = Callable[[int, str, int, int, int], None]
+"""Called with step, phase, call, allocated bytes, reserved bytes."""
+
+
+def run_cell(cell: Cell, trace: Trace | None = None) -> Record:
+    """Run `cell` in this process.
+
+    Args:
+        cell: What to run.
+        trace: Told the memory at every call of one of the workload's phases, in the memory pass.
+
+    Returns:
+        A record of status ok, oom or refused; whatever else goes wrong is raised.
+    """
+    return _Run(cell, trace).record()
+
+
+class _Run:
+    """The state of one cell's run; what it reached stays here when it fails."""
+
+    def __init__(self, cell: Cell, trace: Trace | None) -> None:
+        self.cell = cell
+        self.trace = trace
+        self.workload = load_workload(cell.workload)
+        preset = self.workload.presets[cell.preset]
+        self.settings = type(preset)(**cell.settings)
+        self.plan = make_plan(cell.techniques)
+        self.facts: dict[str, Any] = {
+            "gradient": fidelity(self.plan, make_plan(self.workload.baseline)).value,
+            "unit": self.workload.unit,
+        }
+
+    def record(self) -> Record:
+        try:
+            for technique in self.plan.values():
+                technique.check(self.workload, self.settings)
+        except Refused as refusal:
+            return self._record(Status.REFUSED, str(refusal))
+        with open_card(find_target(self.cell.target), self.cell.source) as card, _collecting_by_hand():
+            return self._on_card(card)
+
+    def _on_card(self, card: Card) -> Record:
+        trainer = None
+        status, reason = Status.OK, None
+        card.module.reset_peak_memory_stats()
+        try:
+            trainer = self._build(card)
+            self._memory_pass(trainer, card)
+            self._timing_pass(trainer, card)
+        except torch.OutOfMemoryError as error:
+            status, reason = Status.OOM, _explained(error)
+            if trainer is not None:
+                trainer.mark_gradients()
+                trainer.mark_optimizer()
+            self.facts["steady" if "first" in self.facts else "first"] = _peak(card)
+        self.facts["notes"] = card.notes()
+        return self._record(status, reason)
+
+    def _build(self, card: Card) -> Trainer:
+        torch.manual_seed(0)
+        trainer = Trainer(self.workload, self.settings, self.plan, card.device, card.mark)
+        card.mark_all("parameters")
+        self.facts["items_per_step"] = trainer.workload.items_per_step
+        return trainer
+
+    def _memory_pass(self, trainer: Trainer, card: Card) -> None:
+        for step in range(self.cell.steps.memory):
+            gc.collect()
+            card.module.reset_peak_memory_stats()
+            hooks = self._follow(trainer, card, step)
+            trainer.step()
+            card.module.synchronize()
+            for hook in hooks:
+                hook.remove()
+            self.facts["steady" if step else "first"] = _peak(card)
+        self.facts["static_bytes"] = card.module.memory_allocated()
+        self.facts["static_tensor_bytes"] = card.live_tensor_bytes()
+
+    def _follow(self, trainer: Trainer, card: Card, step: int) -> list[Any]:
+        """Hooks that report memory at every call of a phase."""
+        trace = self.trace
+        if trace is None or not hasattr(trainer.workload, "phases"):
+            return []
+        calls: dict[str, int] = {}
+
+        def hook_for(phase: str) -> Callable[..., None]:
+            def hook(*_: Any) -> None:
+                calls[phase] = calls.get(phase, -1) + 1
+                trace(step, phase, calls[phase], card.module.memory_allocated(), card.module.memory_reserved())
+
+            return hook
+
+        phases = cast(Traceable, trainer.workload).phases()
+        return [module.register_forward_pre_hook(hook_for(phase)) for phase, module in phases.items()]
+
+    def _timing_pass(self, trainer: Trainer, card: Card) -> None:
+        module = card.module
+        for _ in range(self.cell.steps.warmup):
+            trainer.step()
+        seconds = []
+        spent = card.spent_s()
+        for _ in range(self.cell.steps.timed):
+            gc.collect()
+            start, end = module.Event(enable_timing=True), module.Event(enable_timing=True)
+            module.synchronize()
+            start.record()
+            trainer.step()
+            end.record()
+            module.synchronize()
+            seconds.append(start.elapsed_time(end) / 1e3)
+        bound_s = {
+            bound: (total - spent.get(bound, 0.0)) / self.cell.steps.timed for bound, total in card.spent_s().items()
+        }
+        self.facts["timing"] = Timing(statistics.median(seconds), bound_s)
+
+    def _record(self, status: Status, reason: str | None) -> Record:
+        cell = self.cell
+        return Record(
+            key=cell.key, cell=cell.to_dict(), status=status, source=Source(cell.source), reason=reason, **self.facts
+        )
+
+
+class _collecting_by_hand:  # noqa: N801 - a context, used like a function
+    """No garbage collection but between steps: when it strikes decides when memory in cycles is freed."""
+
+    def __enter__(self) -> None:
+        gc.collect()
+        gc.disable()
+
+    def __exit__(self, *exc: object) -> None:
+        gc.enable()
+
+
+def _peak(card: Card) -> Peak:
+    module = card.module
+    reserved_bytes = module.max_memory_reserved()
+    return Peak(
+        allocated_bytes=module.max_memory_allocated(),
+        reserved_bytes=reserved_bytes,
+        process_bytes=card.process_bytes(reserved_bytes),
+        categories=card.peak_categories(),
+    )
+
+
+def _explained(error: torch.OutOfMemoryError) -> str:
+    """The error's message in one line; a real card's with the line that asked."""
+    message = " ".join(str(error).split())
+    if hasattr(error, "line"):
+        return message
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return f"{message} Asked for at {asking_line(frames[-1])}."
