@@ -1,0 +1,1 @@
+"""What a reader gets: `publish.publish` writes tables and plots, `frame.tidy` gives the numbers behind them."""
