@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from bench.record import Source
@@ -57,3 +58,22 @@ class Cell:
     def to_dict(self) -> dict[str, Any]:
         """Plain containers, ready for JSON."""
         return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A cell and what its execution needs beside it; none of this changes a number.
+
+    Attributes:
+        cell: What to run.
+        label: The cell in a few words, for progress lines.
+        timeout_s: When its process is killed.
+        store: File that its record is appended to.
+        trace: Whether memory at every call of a phase is wanted too.
+    """
+
+    cell: Cell
+    label: str
+    timeout_s: float
+    store: Path
+    trace: bool = False

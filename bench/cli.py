@@ -1,0 +1,226 @@
+"""The command line. Heavy imports are made by the command that needs them, so that a bad word is answered at once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+from rich.console import Console
+
+from bench.errors import OombenchError, Refused
+
+app = typer.Typer(
+    name="oombench",
+    help="What it costs to make a training step fit on a GPU: memory, time, gradient; measured or predicted.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Hydra overrides: target=k80 technique.precision=bf16 steps.timed=5"),
+]
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", "-j", min=1, help="Cells at once; default: as processors and memory allow.")
+]
+LimitMemory = Annotated[
+    float | None,
+    typer.Option("--limit-memory", min=0, metavar="GIB", help="Host memory that all cells together may use."),
+]
+Retry = Annotated[bool, typer.Option("--retry", help="Run cells again that crashed or timed out.")]
+Rerun = Annotated[bool, typer.Option("--rerun", help="Run every cell again, whatever the store holds.")]
+
+# Typer's base of wrong options and arguments; its module is private and moves between versions.
+UsageError = cast(type[Exception], typer.BadParameter.__mro__[2])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point: the exit status. What the user can correct is one line on stderr."""
+    try:
+        return app(args=arguments, prog_name="oombench", standalone_mode=False) or 0
+    except OombenchError as error:
+        return _fail(str(error), getattr(error, "exit_status", 2))
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted", 130)
+    except UsageError as error:
+        line = cast(Any, error).format_message()
+        return _fail(line, 2) if line else 2  # no line: typer has printed its help instead
+
+
+def _fail(line: str, status: int) -> int:
+    print(f"oombench: {' '.join(line.split())}", file=sys.stderr)
+    return status
+
+
+def _console() -> Console:
+    """For results: plain text, in which brackets are only brackets."""
+    return Console(markup=False, highlight=False)
+
+
+@app.command()
+def run(
+    overrides: Overrides = None,
+    multirun: Annotated[
+        bool, typer.Option("--multirun", "-m", help="Expand a,b and range(1,5), run every combination.")
+    ] = False,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Print memory at every call of the workload's phases.")
+    ] = False,
+    jobs: Jobs = None,
+    limit_memory: LimitMemory = None,
+    retry: Retry = False,
+    rerun: Rerun = False,
+) -> int:
+    """Run one cell, or with --multirun every combination: oombench run workload=seq2seq_beam target=k80"""
+    words = [*(overrides or []), *(["trace=true"] if trace else [])]
+    if not multirun:
+        return _run_one(words)
+    from bench.overrides import expand
+    from bench.resolve import plan
+    from bench.sweep import distinct, execute
+
+    _cwd_on_path()
+    planned = distinct(plan(combination) for combination in expand(words))
+    return _status(execute(planned, _options(jobs, limit_memory), _console(), retry=retry, rerun=rerun))
+
+
+def _run_one(words: list[str]) -> int:
+    """Run one cell, store it, print it."""
+    from bench import runner
+    from bench.record import Status
+    from bench.resolve import plan, refusal
+    from bench.show import print_record, print_trace
+    from bench.store import Store
+
+    _cwd_on_path()
+    job = plan(words)
+    if (reason := refusal(job.cell)) is not None:
+        raise Refused(reason)
+    store = Store(job.store)
+    store.prepare()
+    [outcome] = runner.run_jobs([job], runner.Options(quiet=False, run_cell=runner.RUN_CELL))
+    store.append(outcome.record)
+    console = _console()
+    if job.trace:
+        print_trace(console, outcome.trace)
+    print_record(console, job.label, outcome.record)
+    return {Status.OK: 0, Status.OOM: 0, Status.REFUSED: 2}.get(outcome.record.status, 1)
+
+
+@app.command()
+def sweep(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME|FILE", help="A sweep of bench/conf/sweep, or a YAML file of that form.")
+    ],
+    overrides: Overrides = None,
+    jobs: Jobs = None,
+    limit_memory: LimitMemory = None,
+    retry: Retry = False,
+    rerun: Rerun = False,
+) -> int:
+    """Run a sweep; interrupted, it resumes: oombench sweep 4090 --jobs 2"""
+    from bench.sweep import execute, load_sweep
+
+    _cwd_on_path()
+    planned = load_sweep(name).jobs(overrides or [])
+    return _status(execute(planned, _options(jobs, limit_memory), _console(), retry=retry, rerun=rerun))
+
+
+@app.command()
+def bench(
+    card: Annotated[
+        str,
+        typer.Argument(metavar="CARD", help="A target (rtx4090, h100), a sweep (4090), or local: this machine's card."),
+    ],
+    overrides: Overrides = None,
+    jobs: Jobs = None,
+    limit_memory: LimitMemory = None,
+    retry: Retry = False,
+    rerun: Rerun = False,
+) -> int:
+    """Sweep a card and publish: measured beside predicted where the card is present, predicted elsewhere."""
+    from bench.card import bench_jobs
+    from bench.publication import publish_stores
+    from bench.sweep import execute
+
+    _cwd_on_path()
+    said, planned = bench_jobs(card, overrides or [])
+    console = _console()
+    console.print(said, soft_wrap=True)
+    counts = execute(planned, _options(jobs, limit_memory), console, retry=retry, rerun=rerun)
+    publish_stores(sorted({job.store for job in planned}), None, console)
+    return _status(counts)
+
+
+@app.command()
+def report(
+    paths: Annotated[
+        list[Path] | None, typer.Argument(help="Stores, or folders with a cells.jsonl; default: results/*.")
+    ] = None,
+    into: Annotated[
+        Path | None,
+        typer.Option("--into", metavar="FOLDER", help="Where a folder per target is made; default: beside the store."),
+    ] = None,
+) -> None:
+    """Publish tables and plots of stored records."""
+    from bench.publication import publish_stores, stores_at
+
+    _cwd_on_path()
+    publish_stores(stores_at(paths or []), into, _console())
+
+
+@app.command()
+def targets() -> None:
+    """List the cards."""
+    from bench.vgpu.targets import TARGETS
+
+    for target in TARGETS.values():
+        cards = f", {target.world_size} cards" if target.world_size > 1 else ""
+        _print(f"{target.name:12} {target.title}, {target.capacity_bytes / 2**30:.2f} GiB usable{cards}")
+
+
+@app.command()
+def workloads() -> None:
+    """List the workloads."""
+    from bench.overrides import compose, names_in
+
+    for name in names_in("workload"):
+        _print(f"{name:18} {compose([f'workload={name}']).workload.path}")
+
+
+@app.command()
+def techniques() -> None:
+    """List the techniques."""
+    from bench.techniques import TECHNIQUES
+
+    for name, technique in TECHNIQUES.items():
+        summary = (technique.__doc__ or "").strip().partition("\n")[0]
+        _print(f"{name:14} off: {'null' if technique.off is None else technique.off!s:8} {summary}")
+
+
+def _print(line: str) -> None:
+    _console().print(line, soft_wrap=True)
+
+
+def _cwd_on_path() -> None:
+    """Let a workload class of the user's be found where the command is given."""
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+
+
+def _options(jobs: int | None, limit_memory_gib: float | None) -> Any:
+    from bench import host, runner
+
+    limit_bytes = None if limit_memory_gib is None else int(limit_memory_gib * 2**30)
+    return runner.Options(workers=host.worker_count(jobs, limit_bytes), run_cell=runner.RUN_CELL)
+
+
+def _status(counts: Any) -> int:
+    """1 where a cell gave no result, though it could have."""
+    from bench.sweep import AGAIN
+
+    return 1 if any(counts[status] for status in AGAIN) else 0

@@ -1,0 +1,1 @@
+"""Hydra configuration groups: the workloads by name, and the sweeps."""

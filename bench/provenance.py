@@ -1,0 +1,70 @@
+"""Where a record comes from: versions, host, commit, card, and when. No names of machines, no paths."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from bench import host
+from bench.record import Source
+
+PACKAGES = ("oombench", "torch", "transformers")
+"""Packages whose version a number can depend on."""
+
+
+def provenance(source: Source) -> dict[str, Any]:
+    """What to put beside a number got by `source`, now."""
+    facts = {**_fixed(), "time": datetime.now(UTC).isoformat(timespec="seconds")}
+    if source is Source.MEASURED:
+        facts["cards"] = [{"name": name, "driver": driver} for name, driver in host.cards().items()]
+    return facts
+
+
+@cache
+def _fixed() -> dict[str, Any]:
+    """The part that stays the same while this process lives."""
+    return {
+        "python": platform.python_version(),
+        **{package: _version(package) for package in PACKAGES},
+        "os": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpu": _cpu(),
+        **_commit(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> dict[str, Any]:
+    """Commit of this code, and whether the code differs from it; nothing where it is not under git itself."""
+    commit = _git("rev-parse", "HEAD")
+    # An installed copy can lie inside somebody else's repository.
+    if commit is None or _git("ls-files", "--error-unmatch", "bench/provenance.py") is None:
+        return {"commit": None, "dirty": None}
+    return {"commit": commit, "dirty": bool(_git("status", "--porcelain", "--", "bench", "workloads"))}
+
+
+def _git(*arguments: str) -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent.parent), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,232 @@
+"""From a composed configuration to a cell in which nothing is left open."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Union
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from bench import host
+from bench.config import Cell, Job, Steps
+from bench.errors import BadInput, OombenchError, Refused, unknown
+from bench.overrides import compose, names_in
+from bench.record import Source
+
+if typing.TYPE_CHECKING:
+    from bench.vgpu.targets import Target
+    from bench.workload import Workload
+
+SOURCES = ("auto", Source.PREDICTED, Source.MEASURED)
+"""What `source=` can be; "auto" measures where the target's card is in this machine."""
+
+
+def plan(overrides: Sequence[str]) -> Job:
+    """The job that `key=value` words describe.
+
+    Raises:
+        BadInput: A word is wrong; the message names the nearest right one.
+    """
+    config = compose(overrides)
+    cell = resolve(config)
+    tree = _container(config)
+    timeout_s = tree["timeout_s"]
+    if not _is_number(timeout_s) or timeout_s <= 0:
+        raise BadInput(f"timeout_s={timeout_s!r} is not a positive number of seconds")
+    if not isinstance(tree["trace"], bool):
+        raise BadInput(f"trace={tree['trace']!r} is neither true nor false")
+    return Job(cell, label(cell), float(timeout_s), Path(str(tree["store"])), tree["trace"])
+
+
+def resolve(config: Any) -> Cell:
+    """Fill in everything that decides a cell's numbers, and check every word of it.
+
+    What is cheap to check comes first, so that a bad word is answered before PyTorch is imported.
+    """
+    tree = _container(config)
+    steps = _steps(tree["steps"])
+    path = tree["workload"]["path"]
+    if tree["source"] not in SOURCES:
+        raise unknown("source", tree["source"], SOURCES)
+    if path is None:
+        raise BadInput(
+            f"no workload: say workload={'|'.join(names_in('workload'))} or workload.path=package.module:Class"
+        )
+    target = find_target(tree["target"])
+    workload = find_workload(path)
+    preset, settings = _settings(workload, tree["workload"]["preset"], tree["workload"]["settings"])
+    cell = Cell(
+        workload=path,
+        preset=preset,
+        settings=settings,
+        techniques=techniques(workload, tree["technique"]),
+        target=target.name,
+        source=_source(tree["source"], target),
+        steps=steps,
+    )
+    refusal(cell)  # a refusal is for the caller to judge, wrong input is not
+    return cell
+
+
+def refusal(cell: Cell) -> str | None:
+    """Why the workload cannot take one of the cell's techniques; None where it takes them all.
+
+    Raises:
+        BadInput: It could, but not with this value.
+    """
+    from bench.techniques import TECHNIQUES
+
+    workload = find_workload(cell.workload)
+    settings = dataclasses.replace(workload.presets[cell.preset], **cell.settings)
+    reasons = []
+    for name, kind in TECHNIQUES.items():
+        technique = kind(cell.techniques[name])
+        try:
+            technique.check(workload, settings)
+            settings = technique.settings(settings)
+        except Refused as error:
+            reasons.append(str(error))
+        except ValueError as error:  # settings that contradict each other
+            raise BadInput(f"{workload.__name__} with {name}={technique.value}: {_line(error)}") from error
+    return reasons[0] if reasons else None
+
+
+def techniques(workload: type[Workload], chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Every technique's value: the chosen one, else the workload's baseline, else off."""
+    from bench.techniques import TECHNIQUES
+
+    for name in (*workload.baseline, *chosen):
+        if name not in TECHNIQUES:
+            raise unknown("technique", name, TECHNIQUES)
+    values = {}
+    for name, technique in TECHNIQUES.items():
+        value = chosen.get(name)
+        values[name] = technique.parse(workload.baseline.get(name, technique.off) if value is None else value)
+    return values
+
+
+def find_workload(path: str) -> type[Workload]:
+    """The workload class at `path`; a module that cannot be imported, for whatever reason, is bad input."""
+    from bench.workload import load_workload
+
+    try:
+        return load_workload(path)
+    except OombenchError:
+        raise
+    except Exception as error:
+        raise BadInput(f"workload {path!r} cannot be imported: {type(error).__name__}: {_line(error)}") from error
+
+
+def find_target(name: object) -> Target:
+    """The target called `name`, an unknown one being bad input."""
+    from bench.vgpu import targets
+
+    try:
+        return targets.find_target(str(name))
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+
+
+def label(cell: Cell) -> str:
+    """The cell in a few words: workload, preset, replaced settings, techniques other than the baseline's, target."""
+    workload = find_workload(cell.workload)
+    original = dataclasses.asdict(workload.presets[cell.preset])
+    plain = techniques(workload, {})
+    changes = [f"{name}={value}" for name, value in cell.settings.items() if value != original[name]]
+    changes += [f"{name}={value}" for name, value in cell.techniques.items() if value != plain[name]]
+    short = cell.workload.partition(":")[0].rpartition(".")[2]
+    return " ".join([f"{short}/{cell.preset}", *(changes or ["baseline"]), f"@ {cell.target}"])
+
+
+def _container(config: Any) -> dict[str, Any]:
+    try:
+        return typing.cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
+    except OmegaConfBaseException as error:
+        raise BadInput(f"configuration: {_line(error)}") from error
+
+
+def _steps(values: Mapping[str, Any]) -> Steps:
+    least = {"memory": 1, "warmup": 0, "timed": 1}
+    for name, value in values.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < least[name]:
+            raise BadInput(f"steps.{name}={value!r} is not a whole number of at least {least[name]}")
+    return Steps(**values)
+
+
+def _source(word: str, target: Target) -> Source:
+    if word == Source.PREDICTED:
+        return Source.PREDICTED
+    reason = why_not_measured(target)
+    if word == Source.MEASURED and reason is not None:
+        raise BadInput(f"source=measured with target={target.name}: {reason}")
+    return Source.PREDICTED if reason is not None else Source.MEASURED
+
+
+def why_not_measured(target: Target) -> str | None:
+    """Why `target` cannot be measured here; None where it can."""
+    if target.world_size > 1:
+        return f"{target.name} is a group of {target.world_size} cards, which is only predicted"
+    return host.why_not_measured(target.title)
+
+
+def _settings(workload: type[Workload], preset: Any, changes: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The preset's name, and its settings with `changes` made."""
+    name = next(iter(workload.presets)) if preset is None else str(preset)
+    if name not in workload.presets:
+        raise unknown("preset", name, workload.presets)
+    original = workload.presets[name]
+    settings = dataclasses.asdict(original)
+    try:
+        hints = typing.get_type_hints(type(original))
+    except NameError:  # annotations that only a type checker can follow
+        hints = {}
+    for field, value in changes.items():
+        if field not in settings:
+            raise unknown("setting", field, [*settings, "path", "preset"])
+        settings[field] = _typed(field, value, hints.get(field, Any))
+    try:
+        dataclasses.replace(original, **settings)
+    except ValueError as error:  # settings that contradict each other
+        raise BadInput(f"{workload.__name__}: {_line(error)}") from error
+    return name, settings
+
+
+def _typed(field: str, value: Any, hint: Any) -> Any:
+    """`value` as the annotation `hint` wants it; annotations other than the plain ones are not checked."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        return _first_fit(field, value, arguments, hint)
+    if origin is Literal:
+        if value not in arguments:
+            raise unknown(f"value of {field}", value, arguments)
+        return value
+    kind = origin or hint
+    if kind is float and _is_number(value):
+        return float(value)
+    if kind in (tuple, list) and isinstance(value, list):
+        return kind(value)
+    if kind in (int, float, str, bool, tuple, list, types.NoneType) and type(value) is not kind:
+        raise BadInput(f"workload.settings.{field}={value!r} is not of type {getattr(hint, '__name__', hint)}")
+    return value
+
+
+def _first_fit(field: str, value: Any, hints: Sequence[Any], union: Any) -> Any:
+    for hint in hints:
+        try:
+            return _typed(field, value, hint)
+        except BadInput:
+            continue
+    raise BadInput(f"workload.settings.{field}={value!r} is not of type {union}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,186 @@
+"""Sweeps: a file that crosses workloads, techniques and targets, and its execution, which resumes.
+
+    card: rtx4090                       # the default target, and where `oombench bench` measures
+    cells:
+      - workload: seq2seq_beam
+        preset: thread
+        across:                         # every row below at each of these; any override will do
+          technique.batch_size: [16, 2]
+        each:                           # one technique at a time, a row a value
+          precision: [bf16, fp16]
+        together:                       # several techniques in a row; a list makes several rows
+          - {precision: bf16, accumulation: [2, 4]}
+
+The plain configuration is always a row.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from bench.config import Job
+from bench.errors import BadInput, OombenchError, unknown
+from bench.overrides import names_in, word
+from bench.progress import SweepProgress, counts_line
+from bench.record import Status
+from bench.resolve import plan
+from bench.runner import Options, run_jobs
+from bench.store import Store, records_at
+
+AGAIN = (Status.CRASH, Status.TIMEOUT)
+"""Outcomes that say nothing about the cell, so that it can be worth another try."""
+
+
+class Interrupted(OombenchError):
+    """Ctrl-C; what has finished is in the store."""
+
+    exit_status = 130
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep file, expanded.
+
+    Attributes:
+        name: Its name, without folder and suffix.
+        card: The target that its cells have unless they say otherwise.
+        rows: The overrides of each cell.
+    """
+
+    name: str
+    card: str
+    rows: list[list[str]]
+
+    def jobs(self, overrides: Sequence[str] = ()) -> list[Job]:
+        """One job a row, with `overrides` applied to all of them; none twice."""
+        return distinct(plan([*row, *overrides]) for row in self.rows)
+
+
+def distinct(jobs: Iterator[Job]) -> list[Job]:
+    """The jobs without those that would repeat an earlier one."""
+    return list({(job.cell.key, job.store): job for job in jobs}.values())
+
+
+def load_sweep(name: str) -> Sweep:
+    """The sweep of the group `sweep` called `name`, or the one in the file `name`.
+
+    Raises:
+        BadInput: There is no such sweep, or the file is not one.
+    """
+    known = names_in("sweep")
+    if name in known:
+        text = files("bench.conf").joinpath("sweep", f"{name}.yaml").read_text(encoding="utf-8")
+    elif name.endswith((".yaml", ".yml")):
+        try:
+            text = Path(name).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise BadInput(f"cannot read sweep file {name}: {error}") from error
+    else:
+        raise unknown("sweep", name, known)
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise BadInput(f"sweep {name} is not YAML: {' '.join(str(error).split())}") from error
+    tree = _checked(tree, "sweep key", {"card": str, "store": str, "cells": list}, name)
+    if "card" not in tree or not tree.get("cells"):
+        raise BadInput(f"sweep {name} lacks a card or cells")
+    common = [word("target", tree["card"]), *([word("store", tree["store"])] if "store" in tree else [])]
+    rows = [[*common, *row] for entry in tree["cells"] for row in _rows(entry, name)]
+    return Sweep(Path(name).stem, tree["card"], rows)
+
+
+def execute(
+    jobs: Sequence[Job], options: Options, console: Console, *, retry: bool = False, rerun: bool = False
+) -> Counter[Status]:
+    """Run the jobs that their stores lack, and say on `console` how it goes.
+
+    Args:
+        jobs: What the sweep consists of.
+        options: How to run them.
+        console: For results; damaged lines of a store are reported on stderr.
+        retry: Run those again that crashed or timed out.
+        rerun: Run all of them again.
+
+    Returns:
+        How many cells ended how, those included that were in a store already.
+    """
+    if any(job.trace for job in jobs):
+        raise BadInput("a trace follows a single cell: oombench run")
+    stores = {job.store: Store(job.store) for job in jobs}
+    known = {path: {} if rerun else _statuses(path) for path in stores}
+    status_of = [known[job.store].get(job.cell.key) for job in jobs]
+    left = [job for job, status in zip(jobs, status_of, strict=True) if status is None or (retry and status in AGAIN)]
+    places = ", ".join(str(path) for path in stores)
+    for store in stores.values():
+        store.prepare()
+    progress = SweepProgress(len(left), console)
+    try:
+        with progress, closing(run_jobs(left, options, progress.started)) as outcomes:
+            for outcome in outcomes:
+                stores[outcome.job.store].append(outcome.record)
+                progress.finished(outcome.job, outcome.record)
+    except KeyboardInterrupt:
+        done = len(jobs) - len(left) + progress.counts.total()
+        line = f"interrupted: {done} of {len(jobs)} cells are in {places}; the same command resumes"
+        raise Interrupted(line) from None
+    skipped = Counter(status for status in status_of if status is not None and not (retry and status in AGAIN))
+    counts = progress.counts + skipped
+    was_there = f", {skipped.total()} of them from before" if skipped else ""
+    console.print(f"{counts.total()} cells: {counts_line(counts)}{was_there}; {places}", soft_wrap=True)
+    return counts
+
+
+def _statuses(path: Path) -> dict[str, Status]:
+    return {record.key: record.status for record in records_at(path)}
+
+
+def _rows(entry: Any, sweep: str) -> Iterator[list[str]]:
+    """The overrides of every row that one entry of `cells` stands for."""
+    kinds = {"workload": str, "preset": str, "across": dict, "each": dict, "together": list}
+    entry = _checked(entry, "key of a sweep's cells", kinds, sweep)
+    if "workload" not in entry:
+        raise BadInput(f"sweep {sweep}: an entry of cells lacks its workload")
+    start = [word("workload", entry["workload"])]
+    start += [word("workload.preset", entry["preset"])] if "preset" in entry else []
+    settings: list[list[str]] = [[]]
+    settings += [[_technique(name, value)] for name, values in entry.get("each", {}).items() for value in _list(values)]
+    for group in entry.get("together", []):
+        if not isinstance(group, dict):
+            raise BadInput(f"sweep {sweep}: {group!r} in together is not a mapping of techniques")
+        settings += _cross({f"technique.{name}": value for name, value in group.items()})
+    for across, techniques in itertools.product(_cross(entry.get("across", {})), settings):
+        yield [*start, *across, *techniques]
+
+
+def _cross(values: Mapping[str, Any]) -> list[list[str]]:
+    choices = [[word(key, value) for value in _list(listed)] for key, listed in values.items()]
+    return [list(combination) for combination in itertools.product(*choices)]
+
+
+def _technique(name: str, value: Any) -> str:
+    return word(f"technique.{name}", value)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _checked(tree: Any, kind: str, kinds: Mapping[str, type], sweep: str) -> dict[str, Any]:
+    if not isinstance(tree, dict):
+        raise BadInput(f"sweep {sweep}: {tree!r} is not a mapping with the keys {', '.join(kinds)}")
+    for key, value in tree.items():
+        if key not in kinds:
+            raise unknown(kind, key, kinds)
+        if not isinstance(value, kinds[key]):
+            raise BadInput(f"sweep {sweep}: {key} is not a {kinds[key].__name__}")
+    return tree
