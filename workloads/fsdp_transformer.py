@@ -107,6 +107,7 @@ class FsdpTransformer:
         """Materialise parameters and buffers on `device` and initialise them as transformers does."""
         self._device = device
         self.actor.to_empty(device=device)
+        self.actor.tie_weights()  # leaving meta, tied parameters become two
         torch.manual_seed(self.settings.seed)
         with torch.no_grad():
             self.actor.apply(self._initialise)

@@ -35,5 +35,7 @@ class Checkpointing(Choice):
             return forward(*args, **kwargs)
         if self.value == "on":
             return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-        # The re-entrant kind takes no keyword arguments, and tells by its tensor arguments whether to record.
-        return checkpoint(partial(forward, **kwargs), *args, use_reentrant=True)
+        # The re-entrant kind takes no keyword arguments, and gives no gradient unless some input requires one: a
+        # block that only its own weights make differentiable needs an empty tensor that does.
+        spark = torch.empty(0, requires_grad=True)
+        return checkpoint(lambda _, *inputs: forward(*inputs, **kwargs), spark, *args, use_reentrant=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import save_on_cpu
 
 from bench.errors import BadInput, unknown
@@ -82,10 +82,10 @@ class Offload(Technique):
 def _visiting(optimizers: list[torch.optim.Optimizer], device: torch.device) -> Iterator[None]:
     _move(optimizers, lambda state: state.to(device, non_blocking=True))
     yield
-    _move(optimizers, _to_pinned)
+    _move(optimizers, _to_pinned if device.type != "cpu" else lambda state: state)
 
 
-def _move(optimizers: list[torch.optim.Optimizer], to: Any) -> None:
+def _move(optimizers: list[torch.optim.Optimizer], to: Callable[[Tensor], Tensor]) -> None:
     for optimizer in optimizers:
         for states in optimizer.state.values():
             for name, state in states.items():
@@ -94,5 +94,4 @@ def _move(optimizers: list[torch.optim.Optimizer], to: Any) -> None:
 
 
 def _to_pinned(state: Tensor) -> Tensor:
-    host = state.to("cpu", non_blocking=True)
-    return host.pin_memory() if host.device.type == "cpu" and not isinstance(host, nn.Parameter) else host
+    return state.to("cpu", non_blocking=True).pin_memory()

@@ -24,7 +24,8 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from bench.vgpu import autocast, operators
 from bench.vgpu.backend import VirtualGpu
-from bench.vgpu.device import Device, current, set_current
+from bench.vgpu.device import RELEASE, Device, current, set_current
+from bench.vgpu.guard import Guard, engine_errors
 from bench.vgpu.memory import CATEGORIES, following_resizes
 from bench.vgpu.mode import VirtualMode
 from bench.vgpu.patches import patched_torch
@@ -43,7 +44,7 @@ __all__ = [
     "virtual_gpu",
 ]
 
-_setup_privateuseone_for_python_backend("vgpu", VirtualGpu())
+_setup_privateuseone_for_python_backend("vgpu", VirtualGpu(), device_guard=Guard())
 operators.install()
 autocast.install()
 
@@ -70,14 +71,14 @@ def disable() -> None:
 
 
 @contextmanager
-def virtual_gpu(target: Target | str) -> Iterator[Device]:
-    """`enable` and `disable` as a context."""
+def virtual_gpu(target: Target | str, release: tuple[int, int] = RELEASE) -> Iterator[Device]:
+    """`enable` and `disable` as a context; rules that changed are those of PyTorch's `release`."""
     from bench.vgpu import device as state
 
     found = find_target(target) if isinstance(target, str) else target
     if state._current is not None:
         raise RuntimeError(f"a virtual {state._current.target.name} is enabled already")
-    device = Device(found)
+    device = Device(found, release)
     mode = VirtualMode(device)
     set_current(device)
     try:
@@ -86,6 +87,9 @@ def virtual_gpu(target: Target | str) -> Iterator[Device]:
             answering(),
             autocast.cast_cache(),
             following_resizes(device.memory, lambda: device.stream),
+            engine_errors(),
+            # The backward runs in this thread, so that its frames lead to the line that asked for it.
+            torch.autograd.set_multithreading_enabled(False),
             mode,
         ):
             yield device

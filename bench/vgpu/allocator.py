@@ -1,7 +1,8 @@
 """A simulator of PyTorch's caching allocator for CUDA, exact to the byte.
 
-Follows `DeviceCachingAllocator` in c10/cuda/CUDACachingAllocator.cpp, torch 2.13; each function names the one that it
-follows. Left out: CUDA graphs and memory pools of the user, and the settings that `AllocatorConfig.parse` refuses.
+Follows `DeviceCachingAllocator` in c10/cuda/CUDACachingAllocator.cpp, torch 2.13 (read in main shortly before
+that release; constants, settings and counters checked with the headers of the 2.13 wheel). Each function names the one
+that it follows. Left out: CUDA graphs, memory pools of the user, and the settings that `AllocatorConfig.parse` refuses.
 """
 
 from __future__ import annotations
@@ -186,15 +187,7 @@ class CachingAllocator:
         was_split = block.prev is not None or block.next is not None
         remainder_bytes = block.size_bytes - size
         if remainder_bytes >= pool.least_remainder_bytes and size < pool.split_below_bytes:
-            rest, block = block, Block(block.address, size, 0, ALLOCATED, block.segment, block.prev, block)
-            link(block.prev, block, block.segment)
-            rest.prev = block
-            rest.address += size
-            rest.size_bytes = remainder_bytes
-            if index < 0:
-                free_list.insert(rest)
-            else:
-                free_list.shrink(index, rest)
+            block = self._split(block, size, index)
             if was_split:
                 split_bytes = -size
             else:
@@ -214,6 +207,20 @@ class CachingAllocator:
         if size >= self._max_split_bytes:
             self._oversize_allocations.increase(1)
         return block
+
+    def _split(self, block: Block, size: int, index: int) -> Block:
+        """Cut the front off a free block, which is at `index` of its free list, or not in it yet if that is -1."""
+        segment = block.segment
+        front = Block(block.address, size, 0, ALLOCATED, segment, block.prev, block)
+        link(block.prev, front, segment)
+        block.prev = front
+        block.address += size
+        block.size_bytes -= size
+        if index < 0:
+            segment.free_list.insert(block)
+        else:
+            segment.free_list.shrink(index, block)
+        return front
 
     def free(self, block: Block) -> None:
         """Take a block back, at once or when the other streams that used it have passed this point (free).

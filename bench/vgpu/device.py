@@ -9,6 +9,10 @@ from bench.vgpu.memory import Memory
 from bench.vgpu.targets import Target
 
 
+RELEASE = (2, 13)
+"""The PyTorch release whose rules hold unless an older one is asked for."""
+
+
 class Pending:
     """A point in a stream's work; the allocator asks it whether a block may be reused."""
 
@@ -26,6 +30,7 @@ class Device:
 
     Attributes:
         target: What it simulates.
+        release: PyTorch release whose rules it follows where they changed.
         clock: Host and stream clocks.
         memory: Storages, workspaces and the allocator behind them.
         stream: Id of the current stream; 0 is the default one.
@@ -33,8 +38,9 @@ class Device:
         unpriced: Operators that take memory which no rule here tells, by name.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, release: tuple[int, int] = RELEASE) -> None:
         self.target = target
+        self.release = release
         self.clock = Clock()
         self.memory = Memory(target, self._pending)
         self.stream = 0

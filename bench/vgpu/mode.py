@@ -72,7 +72,7 @@ class VirtualMode(FakeTensorMode):
         self._kernels = Kernels(device.target)
         self._rules: dict[OpOverload, _Rule] = {}
         self._workspace_bytes = cublas_workspace_bytes(
-            device.target.capability, os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+            device.target.capability, os.environ.get("CUBLAS_WORKSPACE_CONFIG"), device.release
         )
         self._inside = False
         self.uncharged = _Uncharged(self)
@@ -155,7 +155,7 @@ class VirtualMode(FakeTensorMode):
 
     def _charge_hidden(self, func: OpOverload, rule: _Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         memory, stream = self.device.memory, self.device.stream
-        if rule.cublas:
+        if rule.cublas and self._workspace_bytes:
             self._guarded(func, memory.workspace, self._workspace_bytes, stream)
         if rule.temporaries is not None:
             self._guarded(func, memory.pass_through, rule.temporaries(args, kwargs), stream)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copyreg
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partialmethod
 
 import torch
 from torch import Tensor
@@ -45,6 +46,22 @@ def _deepcopy(tensor: FakeTensor, memo: dict[int, object]) -> Tensor:
     return copy
 
 
+def _apply(
+    module: torch.nn.Module, apply: Callable[..., torch.nn.Module], fn: Callable[[Tensor], Tensor], recurse: bool = True
+) -> torch.nn.Module:
+    """Module._apply, which sets a parameter's data where CPU tensors become CUDA's: a swap does the same for fakes.
+
+    Parameters on meta get no swap: they become new ones, as on their way to CUDA, and ties between modules are lost.
+    """
+    outer = torch.__future__.get_swap_module_params_on_conversion()
+    swap = any(parameter is not None and not parameter.is_meta for parameter in module._parameters.values())
+    torch.__future__.set_swap_module_params_on_conversion(outer or swap)
+    try:
+        return apply(module, fn, recurse)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(outer)
+
+
 class _NotFake:
     """What libraries find when they ask torch whether a tensor is fake: transformers takes one for being traced."""
 
@@ -58,7 +75,7 @@ def patched_torch(uncharged: AbstractContextManager[None]) -> Iterator[None]:
     """
     lock = ShardingPropagator._fake_mode_lock
     swap = torch.utils.swap_tensors
-    swaps = torch.__future__.get_swap_module_params_on_conversion()
+    apply = torch.nn.Module._apply
     kinds = _foreach_utils._foreach_supported_types
 
     def swap_fakes(first: Tensor, second: Tensor) -> None:
@@ -66,7 +83,7 @@ def patched_torch(uncharged: AbstractContextManager[None]) -> Iterator[None]:
         (_swap if fake else swap)(first, second)
 
     torch.utils.swap_tensors = swap_fakes
-    torch.__future__.set_swap_module_params_on_conversion(True)
+    torch.nn.Module._apply = partialmethod(_apply, apply)  # type: ignore[method-assign]
     ShardingPropagator._fake_mode_lock = uncharged  # type: ignore[assignment]
     torch._subclasses.FakeTensor = _NotFake  # type: ignore[misc, assignment]
     kinds.append(FakeTensor)  # type: ignore[arg-type]
@@ -75,7 +92,7 @@ def patched_torch(uncharged: AbstractContextManager[None]) -> Iterator[None]:
         yield
     finally:
         torch.utils.swap_tensors = swap
-        torch.__future__.set_swap_module_params_on_conversion(swaps)
+        torch.nn.Module._apply = apply  # type: ignore[method-assign]
         ShardingPropagator._fake_mode_lock = lock
         torch._subclasses.FakeTensor = FakeTensor  # type: ignore[misc]
         del FakeTensor.__deepcopy__  # type: ignore[attr-defined]

@@ -32,19 +32,21 @@ CUBLAS_OPERATORS = frozenset(
 """Operators that ask for a cuBLAS handle, and so for its workspace."""
 
 
-def cublas_workspace_bytes(capability: tuple[int, int], config: str | None = None) -> int:
-    """Bytes of one cuBLAS workspace.
+def cublas_workspace_bytes(
+    capability: tuple[int, int], config: str | None = None, release: tuple[int, int] = (2, 13)
+) -> int:
+    """Bytes of one cuBLAS workspace; 0: cuBLAS took its own memory, outside the allocator.
 
-    aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize (torch 2.13): `:4096:2:16:8` by default, 32 MiB on
-    Hopper and Blackwell; `CUBLAS_WORKSPACE_CONFIG` overrides, as the sum of its `:KiB:count` pairs. cublasLt shares
-    this workspace (TORCH_CUBLASLT_UNIFIED_WORKSPACE is on by default; torch/backends/cuda/__init__.py, torch 2.13).
+    aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize: `:4096:2:16:8` by default, 32 MiB on Hopper and,
+    since 2.12 (pull request 175344), on Blackwell; `CUBLAS_WORKSPACE_CONFIG` overrides, as the sum of its `:KiB:count`
+    pairs. The allocator has provided it since 1.13 (pull request 85447).
     """
-    if config:
-        pairs = re.findall(r":([0-9]+):([0-9]+)", config)
-        return sum(int(kib) * int(count) for kib, count in pairs) * KIB if pairs else 4096 * 8 * KIB
-    if capability[0] >= 9:
-        return 4096 * 8 * KIB
-    return (4096 * 2 + 16 * 8) * KIB
+    if release < (1, 13):
+        return 0
+    if config and (pairs := re.findall(r":([0-9]+):([0-9]+)", config)):
+        return sum(int(kib) * int(count) for kib, count in pairs) * KIB
+    large = (9, 10, 12) if release >= (2, 12) else (9,)
+    return 4096 * 8 * KIB if capability[0] in large else (4096 * 2 + 16 * 8) * KIB
 
 
 Sizes = Callable[[Sequence[Any], Mapping[str, Any]], Sequence[int]]

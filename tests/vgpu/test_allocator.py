@@ -393,12 +393,14 @@ def collecting(fraction: float = 0.99) -> CachingAllocator:
 
 def test_garbage_collection_goes_on_with_the_younger_ones_until_enough_is_released() -> None:
     memory = collecting()
-    old, young = memory.allocate(40 * MIB), memory.allocate(60 * MIB)
+    memory.allocate(4 * MIB)
+    old, young = memory.allocate(20 * MIB), memory.allocate(30 * MIB)
+    memory.allocate(60 * MIB)
     memory.free(old)
-    memory.allocate(50 * MIB)
+    memory.allocate(4 * MIB)  # from the rest of the first segment: a search, and old is older
     memory.free(young)
-    memory.allocate(62 * MIB)  # 150 of 198 MiB reserved: 51 to release; the old block alone is 40, then the young one
-    assert memory.reserved_bytes == (50 + 62) * MIB
+    memory.allocate(36 * MIB)  # 130 of 198 MiB reserved: 31 to release, of which the old one is 20
+    assert [segment["total_size"] // MIB for segment in memory.snapshot()] == [20, 60, 36]
     assert memory.num_alloc_retries == 0
 
 
