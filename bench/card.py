@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 from bench import host
 from bench.config import Job
 from bench.errors import BadInput, unknown
 from bench.overrides import names_in
-from bench.record import Source
-from bench.resolve import find_target, why_not_measured
-from bench.sweep import Sweep, load_sweep
+from bench.resolve import find_target, plan, why_not_measured
+from bench.sweep import Sweep, distinct, load_sweep
 
 GENERAL = "4090"
 """The sweep for a card that has none of its own."""
@@ -31,8 +29,9 @@ def bench_jobs(card: str, overrides: Sequence[str]) -> tuple[str, list[Job]]:
         raise BadInput("bench measures where it can and predicts beside it: leave out source=")
     sweep, target = _sweep_for(_local() if card == "local" else card)
     retarget = [] if target == sweep.card else [f"target={target}"]
-    predicted = sweep.jobs([*retarget, *overrides, "source=predicted"])
-    measured = [_measured(job) for job in predicted if why_not_measured(find_target(job.cell.target)) is None]
+    rows = [[*row, *retarget, *overrides] for row in sweep.rows]
+    predicted = distinct(plan([*row, "source=predicted"]) for row in rows)
+    measured = distinct(plan([*row, "source=measured"]) for row in rows if _is_here(row))
     if measured:
         said = f"{target} is here: measuring {len(measured)} cells, predicting {len(predicted)} beside them"
     else:
@@ -68,5 +67,6 @@ def _local() -> str:
     raise BadInput(f"the target table has no row for this machine's {', '.join(host.cards())}")
 
 
-def _measured(job: Job) -> Job:
-    return dataclasses.replace(job, cell=dataclasses.replace(job.cell, source=Source.MEASURED))
+def _is_here(row: Sequence[str]) -> bool:
+    """Whether the target of a row can be measured on this machine."""
+    return why_not_measured(find_target(plan([*row, "source=predicted"]).cell.target)) is None

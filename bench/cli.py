@@ -145,13 +145,14 @@ def bench(
     """Sweep a card and publish: measured beside predicted where the card is present, predicted elsewhere."""
     from bench.card import bench_jobs
     from bench.publication import publish_stores
-    from bench.sweep import execute
+    from bench.sweep import complete, execute
 
     _cwd_on_path()
     said, planned = bench_jobs(card, overrides or [])
     console = _console()
     console.print(said, soft_wrap=True)
-    counts = execute(planned, _options(jobs, limit_memory), console, retry=retry, rerun=rerun)
+    again = rerun or (complete(planned) and not retry)  # there is nothing to resume: a whole bench is asked for
+    counts = execute(planned, _options(jobs, limit_memory), console, retry=retry, rerun=again)
     publish_stores(sorted({job.store for job in planned}), None, console)
     return _status(counts)
 

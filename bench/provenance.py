@@ -1,7 +1,8 @@
-"""Where a record comes from: versions, host, commit, card, and when. No names of machines, no paths."""
+"""Where a record comes from: versions, code, host, commit, card, and when. No names of machines, no paths."""
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import subprocess
 from contextlib import suppress
@@ -34,8 +35,20 @@ def _fixed() -> dict[str, Any]:
         **{package: _version(package) for package in PACKAGES},
         "os": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": _cpu(),
+        "code": code(),
         **_commit(),
     }
+
+
+@cache
+def code() -> str:
+    """16 hex digits that name the source files of bench and workloads, with or without git."""
+    root = Path(__file__).parent.parent
+    digest = hashlib.sha256()
+    for path in sorted((*root.glob("bench/**/*"), *root.glob("workloads/**/*"))):
+        if path.suffix in (".py", ".yaml", ".csv"):
+            digest.update(f"{path.relative_to(root).as_posix()}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _version(package: str) -> str | None:

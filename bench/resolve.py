@@ -22,6 +22,12 @@ if typing.TYPE_CHECKING:
     from bench.vgpu.targets import Target
     from bench.workload import Workload
 
+DEFAULT_STEPS = {
+    Source.PREDICTED: {"memory": 2, "warmup": 0, "timed": 1},
+    Source.MEASURED: {"memory": 2, "warmup": 3, "timed": 10},
+}
+"""Steps where the configuration leaves them open: a card varies and warms up, the virtual one does neither."""
+
 SOURCES = ("auto", Source.PREDICTED, Source.MEASURED)
 """What `source=` can be; "auto" measures where the target's card is in this machine."""
 
@@ -49,7 +55,7 @@ def resolve(config: Any) -> Cell:
     What is cheap to check comes first, so that a bad word is answered before PyTorch is imported.
     """
     tree = _container(config)
-    steps = _steps(tree["steps"])
+    _check_steps(tree["steps"])
     path = tree["workload"]["path"]
     if tree["source"] not in SOURCES:
         raise unknown("source", tree["source"], SOURCES)
@@ -60,14 +66,15 @@ def resolve(config: Any) -> Cell:
     target = find_target(tree["target"])
     workload = find_workload(path)
     preset, settings = _settings(workload, tree["workload"]["preset"], tree["workload"]["settings"])
+    source = _source(tree["source"], target)
     cell = Cell(
         workload=path,
         preset=preset,
         settings=settings,
         techniques=techniques(workload, tree["technique"]),
         target=target.name,
-        source=_source(tree["source"], target),
-        steps=steps,
+        source=source,
+        steps=Steps(**{name: DEFAULT_STEPS[source][name] if n is None else n for name, n in tree["steps"].items()}),
     )
     refusal(cell)  # a refusal is for the caller to judge, wrong input is not
     return cell
@@ -150,12 +157,13 @@ def _container(config: Any) -> dict[str, Any]:
         raise BadInput(f"configuration: {_line(error)}") from error
 
 
-def _steps(values: Mapping[str, Any]) -> Steps:
+def _check_steps(values: Mapping[str, Any]) -> None:
     least = {"memory": 1, "warmup": 0, "timed": 1}
     for name, value in values.items():
+        if value is None:
+            continue
         if not isinstance(value, int) or isinstance(value, bool) or value < least[name]:
             raise BadInput(f"steps.{name}={value!r} is not a whole number of at least {least[name]}")
-    return Steps(**values)
 
 
 def _source(word: str, target: Target) -> Source:

@@ -32,6 +32,7 @@ from bench.config import Job
 from bench.errors import BadInput, OombenchError, unknown
 from bench.overrides import names_in, word
 from bench.progress import SweepProgress, counts_line
+from bench.provenance import code
 from bench.record import Status
 from bench.resolve import plan
 from bench.runner import Options, run_jobs
@@ -140,8 +141,16 @@ def execute(
     return counts
 
 
+def complete(jobs: Sequence[Job]) -> bool:
+    """Whether the stores hold every job, run by this code."""
+    known = {path: _statuses(path) for path in {job.store for job in jobs}}
+    return all(job.cell.key in known[job.store] for job in jobs)
+
+
 def _statuses(path: Path) -> dict[str, Status]:
-    return {record.key: record.status for record in records_at(path)}
+    """How the cells in a store ended that this very code has run: what other code said is run again."""
+    records = records_at(path)
+    return {record.key: record.status for record in records if record.provenance.get("code") == code()}
 
 
 def _rows(entry: Any, sweep: str) -> Iterator[list[str]]:

@@ -18,7 +18,7 @@ KINDS = ("activations", "optimizer", "parameters")
 
 
 class Offload(Technique):
-    """`off`, or one or more of KINDS joined by `+`.
+    """`off`, or one or more of activations, optimizer, parameters, joined by `+`.
 
     * activations: what autograd saves goes to pinned host memory and comes back in the backward (`save_on_cpu`).
     * optimizer: optimizer states live in pinned host memory and visit the card for the update (verl's optimizer_offload).

@@ -22,7 +22,8 @@ from bench.vgpu.kernels import LAUNCH_S, VIEW_S, Kernels, tensors_in, total_byte
 from bench.vgpu.known import WHOLE, attach, compute, follow, known
 from bench.vgpu.oom import out_of_memory_error
 from bench.vgpu.realness import runs_for_real
-from bench.vgpu.temporaries import CUBLAS_OPERATORS, TEMPORARIES, UNPRICED, cublas_workspace_bytes
+from bench.vgpu.temporaries import TEMPORARIES, UNPRICED, Call
+from bench.vgpu.workspaces import CUBLAS_OPERATORS, cublas_workspace_bytes
 
 aten = torch.ops.aten
 _device_of = torch.ops.prim.device.default
@@ -158,7 +159,8 @@ class VirtualMode(FakeTensorMode):
         if rule.cublas and self._workspace_bytes:
             self._guarded(func, memory.workspace, self._workspace_bytes, stream)
         if rule.temporaries is not None:
-            self._guarded(func, memory.pass_through, rule.temporaries(args, kwargs), stream)
+            for sizes in rule.temporaries(Call(args, kwargs, self.device.target, self.device.release)):
+                self._guarded(func, memory.pass_through, sizes, stream)
         if rule.unpriced:
             self.device.unpriced[str(func)] += 1
 

@@ -40,6 +40,8 @@ def install() -> None:
         "_fused_adamw_.tensor_lr",
     ):
         kernels.impl(name, _in_place, "Meta")
+    for name in ("silu_backward", "mish_backward", "_fused_rms_norm"):
+        kernels.impl(name, _one_kernel, "PrivateUse1")
     _libraries.append(kernels)
 
 
@@ -75,6 +77,11 @@ def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Te
 
 def _in_place(*args: Any, **kwargs: Any) -> None:
     """Fused optimizers write into their arguments and return nothing."""
+
+
+def _one_kernel(*args: Any, **kwargs: Any) -> Any:
+    """CUDA has a kernel where other devices run a formula; with one registered, the operator reaches the mode whole."""
+    raise NotImplementedError("the virtual GPU has no data")
 
 
 def _gru_cell(

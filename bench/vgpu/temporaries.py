@@ -1,103 +1,292 @@
-"""Memory that CUDA operators take and no tensor shows: cuBLAS workspaces, and temporaries by operator.
+"""Memory that CUDA operators take inside and no tensor shows: one table, an entry per operator.
 
-One entry each, with its source. All of it is allocated through the caching allocator.
+Each entry gives sizes in bytes, phase by phase: what lives at the same time is one phase. Files are named below
+aten/src/ATen of torch 2.13. Scratch that is bounded by what a card runs at once is left out: the staging buffers of large
+reductions (native/cuda/Reduce.cuh) and the tile states of cub's scans and selections, together below 1 MiB.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import ceil, prod
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
+
+from bench.vgpu import attention_space, sorting
+from bench.vgpu.known import known
+from bench.vgpu.targets import Target
+from bench.vgpu.workspaces import cublaslt_workspace_bytes
 
 aten = torch.ops.aten
 
-KIB = 1024
 
-CUBLAS_OPERATORS = frozenset(
-    {
-        aten.mm.default,
-        aten.addmm.default,
-        aten.bmm.default,
-        aten.baddbmm.default,
-        aten.addmv.default,
-        aten.mv.default,
-        aten.dot.default,
-        aten.mm.dtype,
-        aten.bmm.dtype,
-    }
-)
-"""Operators that ask for a cuBLAS handle, and so for its workspace."""
+class Call(NamedTuple):
+    """An operator's arguments, and the card and release that run it."""
+
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    target: Target
+    release: tuple[int, int]
+
+    def argument(self, position: int, name: str, default: Any = None) -> Any:
+        """An argument, by position or by name."""
+        return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
 
 
-def cublas_workspace_bytes(
-    capability: tuple[int, int], config: str | None = None, release: tuple[int, int] = (2, 13)
-) -> int:
-    """Bytes of one cuBLAS workspace; 0: cuBLAS took its own memory, outside the allocator.
+Phases = Iterable[Sequence[int]]
+Entry = Callable[[Call], Phases]
 
-    aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize: `:4096:2:16:8` by default, 32 MiB on Hopper and,
-    since 2.12 (pull request 175344), on Blackwell; `CUBLAS_WORKSPACE_CONFIG` overrides, as the sum of its `:KiB:count`
-    pairs. The allocator has provided it since 1.13 (pull request 85447).
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.dtype.itemsize
+
+
+def _accumulator_bytes(tensor: Tensor) -> int:
+    """Bytes of an element in the type that sums of its type are taken in."""
+    return max(4, tensor.dtype.itemsize)
+
+
+def _contiguous(*positions: int) -> Entry:
+    """An entry for kernels that first make these arguments contiguous."""
+
+    def entry(call: Call) -> Phases:
+        tensors = [call.args[position] for position in positions if len(call.args) > position]
+        return ([_bytes(each) for each in tensors if isinstance(each, Tensor) and not each.is_contiguous()],)
+
+    return entry
+
+
+def _matrices(*positions: int) -> Entry:
+    """Matrix products copy an operand whose rows and columns both have gaps.
+
+    native/cuda/cuBlasCommonArgs.h, prepare_matrix_for_cublas; native/cuda/Blas.cpp, prepare_batch_matrix_for_cublas.
     """
-    if release < (1, 13):
-        return 0
-    if config and (pairs := re.findall(r":([0-9]+):([0-9]+)", config)):
-        return sum(int(kib) * int(count) for kib, count in pairs) * KIB
-    large = (9, 10, 12) if release >= (2, 12) else (9,)
-    return 4096 * 8 * KIB if capability[0] in large else (4096 * 2 + 16 * 8) * KIB
+
+    def entry(call: Call) -> Phases:
+        return ([_bytes(call.args[position]) for position in positions if not _blas_layout(call.args[position])],)
+
+    return entry
 
 
-Sizes = Callable[[Sequence[Any], Mapping[str, Any]], Sequence[int]]
+def _addmm(call: Call) -> Phases:
+    """A product with a bias; before 2.12 cublasLt, which adds the bias itself, had a workspace of its own.
 
-
-def _radix_sort_bytes(count: int, itemsize: int) -> tuple[int, ...]:
-    """A sort of `count` keys with their positions: positions, sorted keys, sorted positions, and cub's own space.
-
-    aten/src/ATen/cuda/cub.cuh, radix_sort_pairs (torch 2.13). cub's DeviceRadixSort works between plain pointers with one
-    alternate buffer for keys and one for positions; its histograms, some KiB, are not counted.
+    native/cuda/Blas.cpp, addmm_out_cuda_impl: a bias vector, and more than one row and column of the second matrix. In
+    2.9 to 2.11 the workspace is kept; here it is returned after each call.
     """
-    one = count * itemsize
-    return (one, one, one, 2 * one)
+    bias, matrix = call.args[0], call.args[2]
+    fused = bias.dim() == 1 and bias.is_contiguous() and min(matrix.shape) > 1
+    (copies,) = _matrices(1, 2)(call)
+    return ([*copies, cublaslt_workspace_bytes(call.release) * fused],)
 
 
-def _embedding_backward(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[int]:
-    """embedding_dense_backward sorts its indices above 3072 of them (aten/src/ATen/native/cuda/Embedding.cu, torch 2.13)."""
-    indices = args[1]
-    return _radix_sort_bytes(indices.numel(), indices.dtype.itemsize) if indices.numel() > 3072 else ()
+def _blas_layout(matrix: Tensor) -> bool:
+    rows, columns = matrix.shape[-2:]
+    row_stride, column_stride = matrix.stride()[-2:]
+    return (column_stride == 1 and row_stride >= max(1, columns)) or (row_stride == 1 and column_stride >= max(1, rows))
 
 
-def _index_put(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[int]:
-    """index_put with accumulation sorts a linear index, int64 (aten/src/ATen/native/cuda/Indexing.cu, torch 2.13)."""
-    accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
-    if not accumulate:
+def _of_size(*positions: int) -> Entry:
+    """An entry for operators that hold these arguments' sizes once more."""
+    return lambda call: ([_bytes(call.args[position]) for position in positions],)
+
+
+def _reduced_loss(reduction: int) -> Entry:
+    """Losses that are reduced are first formed element by element (native/BinaryOps.cpp, native/Loss.cpp)."""
+
+    def entry(call: Call) -> Phases:
+        return ([_bytes(call.args[0])],) if call.argument(reduction, "reduction", 1) else ()
+
+    return entry
+
+
+def _cross_entropy_with_logits(call: Call) -> Phases:
+    """The log sigmoid and the loss by element (native/Loss.cpp, binary_cross_entropy_with_logits)."""
+    size_bytes = _bytes(call.args[0])
+    weighted = call.argument(3, "pos_weight") is not None
+    return ([size_bytes, size_bytes * weighted, size_bytes * bool(call.argument(4, "reduction", 1))],)
+
+
+def _embedding_backward(call: Call) -> Phases:
+    gradient, indices, rows, _, by_frequency = call.args[:5]
+    copy_bytes = 0 if gradient.is_contiguous() else _bytes(gradient)
+    target = call.target
+    phases = sorting.embedding_phases(indices, gradient, rows, by_frequency, target.multiprocessors, call.release)
+    return [[copy_bytes, *phase] for phase in (phases or ((),))]
+
+
+def _mask_count(index: Tensor) -> int:
+    values = known(index)
+    if values is None:
+        return index.numel()
+    with torch._C._DisableTorchDispatch():
+        return int(values.count_nonzero())
+
+
+def _index_count(indices: Sequence[Tensor | None]) -> int:
+    """Indices of an indexing expression: as many as its index tensors broadcast to, or its masks pick."""
+    counts = [
+        _mask_count(index) if index.dtype in (torch.bool, torch.uint8) else index.numel()
+        for index in indices
+        if index is not None
+    ]
+    return max(counts, default=0)
+
+
+def _mask_positions(indices: Sequence[Tensor | None]) -> list[int]:
+    """Masks become positions (native/IndexingUtils.h, expandTensors): int64, one for every dimension of the mask."""
+    masks = [index for index in indices if index is not None and index.dtype in (torch.bool, torch.uint8)]
+    return [_mask_count(mask) * mask.dim() * sorting.LONG for mask in masks]
+
+
+def _index_put(call: Call) -> Phases:
+    positions = _mask_positions(call.args[1])
+    if not call.argument(3, "accumulate", False):
+        return (positions,)
+    tensor, indices, values = call.args[:3]
+    indexed = sum(index.dim() if index.dtype is torch.bool else 1 for index in indices if index is not None)
+    count = _index_count(indices)
+    elements = count * prod(tensor.shape[indexed:])
+    copied = values.numel() < elements or not values.is_contiguous()
+    phases = sorting.index_put_phases(count, elements * values.dtype.itemsize * copied)
+    return [[*positions, *phase] for phase in phases]
+
+
+def _sort(call: Call) -> Phases:
+    return sorting.sort_phases(call.args[0], call.argument(1, "dim", -1))
+
+
+def _topk(call: Call) -> Phases:
+    tensor, k = call.args[:2]
+    copy_bytes = 0 if tensor.is_contiguous() else _bytes(tensor)
+    dim, target = call.argument(2, "dim", -1), call.target
+    phases = sorting.topk_phases(tensor, k, dim, target.multiprocessors, target.capability)
+    return [[copy_bytes, *phase] for phase in (phases or [[]])]
+
+
+def _multinomial(call: Call) -> Phases:
+    """Weights over exponential draws (native/Distributions.cpp), or the normed weights and their sums.
+
+    With replacement, more than one draw: native/cuda/MultinomialKernel.cu.
+    """
+    one = _bytes(call.args[0])
+    several = call.argument(2, "replacement", False) and call.args[1] > 1
+    return ([one, one, one] if several else [one],)
+
+
+def _layer_norm_backward(call: Call) -> Phases:
+    """Gradients of weight and bias are summed in two steps where rows are many and columns few.
+
+    native/cuda/layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel: more than 65,536 rows.
+    """
+    gradient, tensor, shape = call.args[:3]
+    copies = [_bytes(each) for each in (gradient, tensor) if not each.is_contiguous()]
+    columns = prod(shape)
+    rows = tensor.numel() // max(1, columns)
+    if rows <= 64 * 1024 or columns // 32 >= call.target.multiprocessors // 2:
+        return (copies,)
+    parts = min(32 * 1024 // ceil(columns / 32), ceil(rows / 32))
+    return ([*copies, *[parts * columns * tensor.dtype.itemsize] * 2],)
+
+
+def _group_norm(call: Call) -> Phases:
+    """A scale and a shift for each sample and channel (native/cuda/group_norm_kernel.cu)."""
+    tensor, weight, bias, samples, channels, inner = call.args[:6]
+    if inner == 1 or (weight is None and bias is None):
         return ()
-    count = max(index.numel() for index in args[1] if index is not None)
-    return (8 * count, *_radix_sort_bytes(count, 8))
+    return ([samples * channels * _accumulator_bytes(tensor)] * 2,)
 
 
-TEMPORARIES: Mapping[OpOverload, Sizes] = {
+def _group_norm_backward(call: Call) -> Phases:
+    """Sums by sample and channel, and their combinations by group (native/cuda/group_norm_kernel.cu)."""
+    _, tensor, _, _, weight, samples, channels, inner, groups = call.args[:9]
+    item = _accumulator_bytes(tensor)
+    by_channel, by_group = samples * channels * item, samples * groups * item
+    third = by_channel if weight is not None and inner > 1 else 0
+    return ([by_channel, by_channel, third, by_group, by_group],)
+
+
+def _flash_forward(call: Call) -> Phases:
+    query, key = call.args[:2]
+    return (attention_space.flash_forward(query, key, call.argument(3, "dropout_p", 0.0), call.target.multiprocessors),)
+
+
+def _flash_backward(call: Call) -> Phases:
+    return (attention_space.flash_backward(*call.args[1:3]),)
+
+
+def _efficient_backward(call: Call) -> Phases:
+    return attention_space.efficient_backward(*call.args[1:4], call.target.capability)
+
+
+def _foreach_norm(call: Call) -> Phases:
+    """One partial norm for every 65,536 elements, as many for each tensor as the longest needs.
+
+    native/cuda/ForeachReduceOp.cu, foreach_tensor_norm_cuda.
+    """
+    tensors = call.args[0]
+    chunks = max(ceil(tensor.numel() / 65536) for tensor in tensors)
+    return ([len(tensors) * chunks * _accumulator_bytes(tensors[0])],)
+
+
+def _nothing(call: Call) -> Phases:
+    return ()
+
+
+TEMPORARIES: Mapping[OpOverload, Entry] = {
     aten.embedding_dense_backward.default: _embedding_backward,
     aten.index_put_.default: _index_put,
     aten.index_put.default: _index_put,
+    aten._unsafe_index_put.default: _index_put,
+    aten._index_put_impl_.default: _index_put,
+    aten.index.Tensor: lambda call: (_mask_positions(call.args[1]),),
+    aten.sort.default: _sort,
+    aten.sort.stable: _sort,
+    aten.topk.default: _topk,
+    aten._unique2.default: lambda call: sorting.unique_phases(call.args[0], call.argument(2, "return_inverse", False)),
+    aten.multinomial.default: _multinomial,
+    aten.cumsum.default: _contiguous(0),  # native/cuda/ScanUtils.cuh, scan_dim
+    aten.cumprod.default: _contiguous(0),
+    aten.nonzero.default: _nothing,  # native/cuda/Nonzero.cu: counts and tile states
+    aten._softmax.default: _contiguous(0),  # native/cuda/SoftMax.cu
+    aten._log_softmax.default: _contiguous(0),
+    aten._softmax_backward_data.default: _contiguous(0, 1),
+    aten._log_softmax_backward_data.default: _contiguous(0, 1),
+    aten.nll_loss_forward.default: _contiguous(0),  # native/cuda/NLLLoss.cu
+    aten.native_layer_norm.default: _contiguous(0),  # native/cuda/layer_norm_kernel.cu
+    aten.native_layer_norm_backward.default: _layer_norm_backward,
+    aten.native_group_norm.default: _group_norm,
+    aten.native_group_norm_backward.default: _group_norm_backward,
+    aten.mse_loss.default: _reduced_loss(2),
+    aten.smooth_l1_loss.default: _reduced_loss(2),
+    aten.huber_loss.default: _reduced_loss(2),
+    aten.binary_cross_entropy_with_logits.default: _cross_entropy_with_logits,
+    aten.logsumexp.default: _of_size(0),  # native/ReduceOps.cpp: exp(values - maximum)
+    aten.mm.default: _matrices(0, 1),
+    aten.addmm.default: _addmm,
+    aten.bmm.default: _matrices(0, 1),
+    aten.baddbmm.default: _matrices(1, 2),
+    aten._scaled_dot_product_flash_attention.default: _flash_forward,
+    aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
+    aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
+    aten._foreach_norm.Scalar: _foreach_norm,
 }
-"""Sizes in bytes of an operator's temporaries, from its arguments."""
+"""What an operator holds inside, from its arguments."""
 
 UNPRICED = frozenset(
     {
-        aten.sort.default,
-        aten.sort.stable,
-        aten.topk.default,
-        aten.cumsum.default,
-        aten._unique2.default,
-        aten.nonzero.default,
-        aten.multinomial.default,
-        aten.native_layer_norm_backward.default,
-        aten.native_group_norm_backward.default,
-        aten.convolution.default,
+        aten.convolution.default,  # cuDNN's algorithm decides
         aten.convolution_backward.default,
         aten._cudnn_rnn.default,
+        aten._cudnn_rnn_backward.default,
+        aten.binary_cross_entropy.default,
+        aten.binary_cross_entropy_backward.default,
+        aten._embedding_bag_backward.default,
+        aten.unique_dim.default,
+        aten.unique_consecutive.default,
     }
 )
 """Operators known to take temporaries for which there is no entry yet; each use is counted and reported."""

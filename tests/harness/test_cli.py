@@ -12,6 +12,8 @@ import pytest
 from fake_cells import OOM
 from harness_tools import Command, is_gone, start, wait_for
 
+from bench.resolve import plan
+
 FAKE = "workload.path=fake_cells:Fake"
 STORE = Path("cells.jsonl")
 
@@ -233,3 +235,29 @@ def test_help_and_wrong_words_are_answered_without_pytorch() -> None:
     for words, status in ((["--help"], 0), (["run", "workload=sek2seq"], 2), (["run", "tecnique.clip=1"], 2)):
         command = [sys.executable, "-c", code, *words]
         assert subprocess.run(command, capture_output=True).returncode == status
+
+
+def test_what_other_code_has_run_is_run_again(oombench: Command) -> None:
+    words = ("run", "-m", FAKE, "store=cells.jsonl", "technique.clip=1,2")
+    assert oombench(*words).status == 0
+    lines = Path("cells.jsonl").read_text().splitlines()
+    old = json.loads(lines[0])
+    old["provenance"]["code"] = "0" * 16
+    Path("cells.jsonl").write_text("\n".join([json.dumps(old), lines[1]]) + "\n")
+    assert oombench(*words).out[-1] == "2 cells: ok 2 oom 0 refused 0, 1 of them from before; cells.jsonl"
+    assert [record["provenance"]["code"] for record in stored()] != ["0" * 16] * 3
+
+
+def test_a_complete_bench_runs_again_and_an_interrupted_one_resumes(
+    oombench: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [plan([FAKE, "store=cells.jsonl", f"technique.clip={clip}"]) for clip in (1, 2, 3)]
+    monkeypatch.setattr("bench.card.bench_jobs", lambda card, overrides: ("said", jobs))
+    assert oombench("bench", "4090").status == 0
+    lines = STORE.read_text().splitlines()
+    assert oombench("bench", "4090").status == 0
+    assert len(stored()) == 6
+    STORE.write_text("\n".join(lines[:2]) + "\n")
+    out = oombench("bench", "4090").out
+    assert any("2 of them from before" in line for line in out), out
+    assert len(stored()) == 3

@@ -1,0 +1,75 @@
+"""A cell: what it reports, that the columns add up, and that nothing around it changes its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from bench.cell import run_cell
+from bench.config import Cell
+from bench.record import Record, Status
+
+MakeCell = Callable[..., Cell]
+WORKLOADS = ("maddpg_hopper", "seq2seq_beam", "fsdp_transformer")
+
+
+def without_provenance(record: Record) -> dict[str, object]:
+    return {name: value for name, value in record.to_dict().items() if name != "provenance"}
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_the_same_cell_gives_the_same_record(cell: MakeCell, workload: str) -> None:
+    first = run_cell(cell(workload, "tiny", "rtx4090"))
+    run_cell(cell(workload, "tiny", "h100", accumulation=2))  # a neighbour in between
+    assert without_provenance(run_cell(cell(workload, "tiny", "rtx4090"))) == without_provenance(first)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize(
+    "techniques",
+    [{}, {"accumulation": 2}, {"precision": "fp16"}, {"checkpointing": "on"}, {"offload": "activations+optimizer"}],
+    ids=str,
+)
+def test_columns_add_up(cell: MakeCell, workload: str, techniques: dict[str, object]) -> None:
+    record = run_cell(cell(workload, "tiny", "rtx4090", **techniques))
+    assert record.status is Status.OK
+    for peak in (record.first, record.steady):
+        assert peak is not None
+        assert sum(peak.categories.values()) == peak.allocated_bytes <= peak.reserved_bytes
+        assert peak.process_bytes == peak.reserved_bytes + 466 * 2**20
+        assert peak.categories["parameters"] > 0
+        assert peak.categories["workspace"] == 2 * 8_519_680
+    assert record.timing is not None
+    assert sum(record.timing.bound_s.values()) == pytest.approx(record.timing.step_s, rel=0.02)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_clipping_saves_nothing(cell: MakeCell, workload: str) -> None:
+    plain = run_cell(cell(workload, "tiny", "rtx4090"))
+    clipped = run_cell(cell(workload, "tiny", "rtx4090", clip=1.0))
+    assert plain.steady is not None
+    assert clipped.steady is not None
+    assert clipped.steady.allocated_bytes >= plain.steady.allocated_bytes
+
+
+def test_what_a_workload_cannot_take_is_a_refused_record(cell: MakeCell) -> None:
+    record = run_cell(cell("maddpg_hopper", "tiny", "rtx4090", sharding="fsdp"))
+    assert record.status is Status.REFUSED
+    assert record.reason == "MaddpgHopper cannot take sharding=fsdp: it has no shards()"
+
+
+def test_tiny_presets_run_on_every_target(cell: MakeCell) -> None:
+    for target in ("rtx4090", "h100", "h100_2x4", "a100_80", "v100_32", "k80"):
+        record = run_cell(cell("fsdp_transformer", "tiny", target))
+        assert record.status is Status.OK, record.reason
+        assert record.steady is not None
+        assert (record.steady.process_bytes is None) == (target == "a100_80")  # nobody published its context
+
+
+def test_the_trace_follows_the_phases_of_the_memory_pass(cell: MakeCell) -> None:
+    rows: list[tuple[int, str, int, int, int]] = []
+    record = run_cell(cell("seq2seq_beam", "tiny", "rtx4090"), lambda *row: rows.append(row))
+    steps = record.cell["settings"]["max_steps"]
+    assert [row[:3] for row in rows] == [(step, "decoder step", call) for step in (0, 1) for call in range(steps)]
+    assert all(allocated <= reserved for *_, allocated, reserved in rows)
