@@ -1,0 +1,111 @@
+"""Outcomes as tables, as JSON, and as the published page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import pandas as pd
+
+from bench.validation.calibration import derive
+from bench.validation.outcome import Outcome, spreads
+
+PAGE = """# How near predictions come
+
+Measurements that others published, each predicted on the virtual card (`oombench validate`). A figure of the target
+table was derived from the rows marked with a star; families count only the rows held out. *Too low* counts
+under-predictions.
+
+## By family
+
+{families}
+
+## Row by row
+
+{rows}
+"""
+
+
+def derived() -> str:
+    """The figures of the target table that follow from published rows: derived anew, and as the table has them."""
+    figures = [[name, *(f"{value:.4g}" for value in values)] for name, values in derive().items()]
+    return _table(["figure", "derived", "table"], figures)
+
+
+def as_json(outcomes: Sequence[Outcome]) -> str:
+    """Rows and families, as a JSON document."""
+    rows = [
+        {
+            "id": outcome.row.id,
+            "family": outcome.family,
+            "predicted": outcome.predicted,
+            "published": outcome.row.value,
+            "unit": outcome.row.unit,
+            "error": outcome.error,
+            "tolerance": outcome.row.tolerance.text,
+            "holds": outcome.holds,
+            "held_out": outcome.held_out,
+            "source": outcome.row.source,
+        }
+        for outcome in outcomes
+    ]
+    return json.dumps({"rows": rows, "families": [asdict(spread) for spread in spreads(outcomes)]}, indent=1)
+
+
+def as_tables(outcomes: Sequence[Outcome]) -> str:
+    """One line per row, then one per family."""
+    note = "* a figure of the target table was derived from this row; families count the rows held out"
+    return "\n\n".join((_table(*_rows(outcomes)), note, _table(*_families(outcomes))))
+
+
+def publish(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
+    """Write accuracy.md and accuracy.csv into `folder`; their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    page, sheet = folder / "accuracy.md", folder / "accuracy.csv"
+    frames = [pd.DataFrame(lines, columns=heads) for heads, lines in (_families(outcomes), _rows(outcomes))]
+    families, rows = (frame.to_markdown(index=False, disable_numparse=True) for frame in frames)
+    page.write_text(PAGE.format(families=families, rows=rows), encoding="utf-8")
+    pd.DataFrame(json.loads(as_json(outcomes))["rows"]).to_csv(sheet, index=False)
+    return [page, sheet]
+
+
+def _rows(outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[str]]]:
+    heads = ["row", "predicted", "published", "unit", "error", "tolerance", "holds"]
+    lines = [
+        [
+            outcome.row.id + ("" if outcome.held_out else " *"),
+            f"{outcome.predicted:.6g}",
+            f"{outcome.row.value:.6g}",
+            outcome.row.unit,
+            f"{outcome.error:+.2%}",
+            outcome.row.tolerance.text,
+            "yes" if outcome.holds else "MISS",
+        ]
+        for outcome in outcomes
+    ]
+    return heads, lines
+
+
+def _families(outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[str]]]:
+    heads = ["family", "rows", "missed", "held out", "median", "p90", "worst", "too low", "lowest by"]
+    lines = [
+        [
+            spread.family,
+            str(spread.rows),
+            str(spread.missed),
+            str(spread.held_out),
+            *(f"{error:.2%}" for error in (spread.median, spread.p90, spread.worst)),
+            str(spread.too_low),
+            f"{spread.lowest_by:.2%}",
+        ]
+        for spread in spreads(outcomes)
+    ]
+    return heads, lines
+
+
+def _table(heads: list[str], rows: list[list[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    lines = (heads, ["-" * width for width in widths], *rows)
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
