@@ -1,6 +1,6 @@
 """What the virtual GPU predicts against what others measured on real cards and published.
 
-    python -m bench.validation
+    oombench validate
 
 rebuilds every published measurement on a virtual card of the same kind, under the rules of the PyTorch release that was
 used, and compares. The models are written anew from their descriptions; the figures are in published.csv, each with

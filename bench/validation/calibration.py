@@ -1,6 +1,6 @@
 """The figures of the target table that follow from published rows: how, and from which.
 
-    python -m bench.validation --derive
+    oombench validate --derive
 
 derives them anew and prints them beside the table's. Rows in SOURCES are reproduced by construction; every other row
 tests the table. Each derivation runs the row's step on a card without the costs that it does not ask about.

@@ -31,7 +31,7 @@ under-predictions.
 def derived() -> str:
     """The figures of the target table that follow from published rows: derived anew, and as the table has them."""
     figures = [[name, *(f"{value:.4g}" for value in values)] for name, values in derive().items()]
-    return _table(["figure", "derived", "table"], figures)
+    return table(["figure", "derived", "table"], figures)
 
 
 def as_json(outcomes: Sequence[Outcome]) -> str:
@@ -57,7 +57,7 @@ def as_json(outcomes: Sequence[Outcome]) -> str:
 def as_tables(outcomes: Sequence[Outcome]) -> str:
     """One line per row, then one per family."""
     note = "* a figure of the target table was derived from this row; families count the rows held out"
-    return "\n\n".join((_table(*_rows(outcomes)), note, _table(*_families(outcomes))))
+    return "\n\n".join((table(*_rows(outcomes)), note, table(*_families(outcomes))))
 
 
 def publish(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
@@ -105,7 +105,8 @@ def _families(outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[str]]]:
     return heads, lines
 
 
-def _table(heads: list[str], rows: list[list[str]]) -> str:
+def table(heads: list[str], rows: list[list[str]]) -> str:
+    """Plain text in columns."""
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     lines = (heads, ["-" * width for width in widths], *rows)
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)

@@ -10,7 +10,10 @@ import bench.vgpu as vgpu
 from bench.cli import main
 from bench.validation import Outcome, Tolerance, published_rows, spreads, validate
 from bench.validation.calibration import SOURCE_ROWS, bfloat16_flops_s, rtx4090_launch_s
+from bench.validation.decoder_lm import SIZES, DecoderLm
+from bench.validation.lm_step import Step
 from bench.validation.outcome import quantile
+from bench.validation.phases import phase_peaks
 
 ROWS = {row.id: row for row in published_rows()}
 
@@ -147,3 +150,18 @@ def test_it_publishes(tmp_path, capsys):
     page = (tmp_path / "results" / "accuracy.md").read_text()
     assert "| empty_linear_workspace | 8.51968e+06 | 8.51968e+06 | B" in page
     assert (tmp_path / "results" / "accuracy.csv").read_text().startswith("id,family,predicted,published")
+
+
+def test_phase_peaks_of_a_small_model():
+    found = phase_peaks(vgpu.find_target("h100"), Step("small", 128))
+    weights = sum(parameter.numel() for parameter in DecoderLm(SIZES["small"], 128).parameters()) * 4
+    assert found.out_of_memory is None
+    assert list(found.peaks_bytes) == ["forward", "backward", "optimizer"]
+    assert found.between_bytes == pytest.approx(4 * weights, rel=0.05)  # weights, gradients, two moments
+    assert 3 * weights < found.peaks_bytes["forward"] < found.peaks_bytes["backward"]
+
+
+def test_phase_peaks_say_where_memory_ran_out():
+    found = phase_peaks(vgpu.find_target("k80"), Step("large", 512))
+    assert found.out_of_memory is not None
+    assert "out of memory" in found.out_of_memory
