@@ -158,7 +158,8 @@ def test_phase_peaks_of_a_small_model():
     assert found.out_of_memory is None
     assert list(found.peaks_bytes) == ["forward", "backward", "optimizer"]
     assert found.between_bytes == pytest.approx(4 * weights, rel=0.05)  # weights, gradients, two moments
-    assert 3 * weights < found.peaks_bytes["forward"] < found.peaks_bytes["backward"]
+    assert found.peaks_bytes["forward"] > 3 * weights  # gradients are cleared by then
+    assert found.peaks_bytes["optimizer"] > 4 * weights
 
 
 def test_phase_peaks_say_where_memory_ran_out():
