@@ -13,8 +13,9 @@ import torch
 from bench.config import Cell
 from bench.device import Card, open_card
 from bench.errors import Refused
+from bench.moment import Moment
 from bench.record import Peak, Record, Source, Status, Timing
-from bench.techniques import fidelity, make_plan
+from bench.techniques import check, fidelity, make_plan
 from bench.trainer import Trainer
 from bench.vgpu.oom import asking_line
 from bench.vgpu.targets import find_target
@@ -24,25 +25,44 @@ Trace = Callable[[int, str, int, int, int], None]
 """Called with step, phase, call, allocated bytes, reserved bytes."""
 
 
-def run_cell(cell: Cell, trace: Trace | None = None) -> Record:
+def run_cell(cell: Cell, trace: Trace | None = None, explain: bool = False) -> Record:
     """Run `cell` in this process.
 
     Args:
         cell: What to run.
         trace: Told the memory at every call of one of the workload's phases, in the memory pass.
+        explain: Whether the record is to say what occupied the memory; no number depends on it.
 
     Returns:
         A record of status ok, oom or refused; whatever else goes wrong is raised.
     """
-    return _Run(cell, trace).record()
+    return _Run(cell, trace, explain).record()
+
+
+def explain_cell(cell: Cell, trace: Callable[..., None]) -> Record:
+    """Run the memory pass of `cell` and tell `trace` what lived at its last peak, or when memory ran out.
+
+    The first row is the moment, allocated and reserved bytes; each further one is an `Allocation`.
+    """
+    run = _Run(cell, None, explain=True, timed=False)
+    record = run.record()
+    if run.explanation is not None:
+        moment = run.explanation
+        trace(moment.name, moment.allocated_bytes, moment.reserved_bytes)
+        for allocation in moment.allocations:
+            trace(*allocation)
+    return record
 
 
 class _Run:
     """The state of one cell's run; what it reached stays here when it fails."""
 
-    def __init__(self, cell: Cell, trace: Trace | None) -> None:
+    def __init__(self, cell: Cell, trace: Trace | None, explain: bool = False, timed: bool = True) -> None:
         self.cell = cell
         self.trace = trace
+        self.explain = explain
+        self.timed = timed
+        self.explanation: Moment | None = None
         self.workload = load_workload(cell.workload)
         preset = self.workload.presets[cell.preset]
         self.settings = type(preset)(**cell.settings)
@@ -54,11 +74,11 @@ class _Run:
 
     def record(self) -> Record:
         try:
-            for technique in self.plan.values():
-                technique.check(self.workload, self.settings)
+            check(self.plan, self.workload, self.settings)
         except Refused as refusal:
             return self._record(Status.REFUSED, str(refusal))
-        with open_card(find_target(self.cell.target), self.cell.source) as card, _collecting_by_hand():
+        target = find_target(self.cell.target)
+        with open_card(target, self.cell.source, self.explain) as card, _collecting_by_hand():
             return self._on_card(card)
 
     def _on_card(self, card: Card) -> Record:
@@ -68,13 +88,15 @@ class _Run:
         try:
             trainer = self._build(card)
             self._memory_pass(trainer, card)
-            self._timing_pass(trainer, card)
+            if self.timed:
+                self._timing_pass(trainer, card)
         except torch.OutOfMemoryError as error:
             status, reason = Status.OOM, _explained(error)
             if trainer is not None:
                 trainer.mark_gradients()
                 trainer.mark_optimizer()
             self.facts["steady" if "first" in self.facts else "first"] = _peak(card)
+            self._explain(card, at_failure=True)
         self.facts["notes"] = card.notes()
         return self._record(status, reason)
 
@@ -82,6 +104,8 @@ class _Run:
         torch.manual_seed(0)
         trainer = Trainer(self.workload, self.settings, self.plan, card.device, card.mark)
         card.mark_all("parameters")
+        for name, network in trainer.workload.networks.items():
+            card.name(network, name)
         self.facts["items_per_step"] = trainer.workload.items_per_step
         return trainer
 
@@ -95,8 +119,21 @@ class _Run:
             for hook in hooks:
                 hook.remove()
             self.facts["steady" if step else "first"] = _peak(card)
+        self._explain(card)
         self.facts["static_bytes"] = card.module.memory_allocated()
         self.facts["static_tensor_bytes"] = card.live_tensor_bytes()
+
+    def _explain(self, card: Card, at_failure: bool = False) -> None:
+        """Keep what lived at the latest peak, or when memory ran out, if anybody asks and the card can tell."""
+        allocations = card.allocations(at_failure)
+        if not allocations:
+            return
+        if at_failure:
+            name, reserved_bytes = "out of memory", card.module.memory_reserved()
+        else:
+            name, reserved_bytes = "peak of a step", card.module.max_memory_reserved()
+        self.explanation = Moment(name, reserved_bytes, allocations)
+        self.facts["explanation"] = self.explanation.text()
 
     def _follow(self, trainer: Trainer, card: Card, step: int) -> list[Any]:
         """Hooks that report memory at every call of a phase."""

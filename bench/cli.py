@@ -9,6 +9,7 @@ from typing import Annotated, Any, cast
 import typer
 from rich.console import Console
 
+from bench.cli_memory import register
 from bench.errors import OombenchError, Refused
 
 app = typer.Typer(
@@ -41,7 +42,7 @@ UsageError = cast(type[Exception], typer.BadParameter.__mro__[2])
 def main(arguments: list[str] | None = None) -> int:
     """Entry point: the exit status. What the user can correct is one line on stderr."""
     try:
-        return app(args=arguments, prog_name="oombench", standalone_mode=False) or 0
+        status = app(args=arguments, prog_name="oombench", standalone_mode=False) or 0
     except OombenchError as error:
         return _fail(str(error), getattr(error, "exit_status", 2))
     except (KeyboardInterrupt, typer.Abort):
@@ -49,6 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     except UsageError as error:
         line = cast(Any, error).format_message()
         return _fail(line, 2) if line else 2  # no line: typer has printed its help instead
+    return _fail("interrupted", 130) if status == 130 else int(status)  # typer's own answer to Ctrl-C, without a word
 
 
 def _fail(line: str, status: int) -> int:
@@ -70,13 +72,16 @@ def run(
     trace: Annotated[
         bool, typer.Option("--trace", help="Print memory at every call of the workload's phases.")
     ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say in the record what occupied the memory at the peak, or at an OOM.")
+    ] = False,
     jobs: Jobs = None,
     limit_memory: LimitMemory = None,
     retry: Retry = False,
     rerun: Rerun = False,
 ) -> int:
     """Run one cell, or with --multirun every combination: oombench run workload=seq2seq_beam target=k80"""
-    words = [*(overrides or []), *(["trace=true"] if trace else [])]
+    words = [*(overrides or []), *(["trace=true"] if trace else []), *(["explain=true"] if explain else [])]
     if not multirun:
         return _run_one(words)
     from bench.overrides import expand
@@ -175,6 +180,52 @@ def report(
 
 
 @app.command()
+def validate(
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="[TEXT]...", help="Only rows whose id contains one.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document in place of tables.")] = False,
+    derive: Annotated[
+        bool, typer.Option("--derive", help="Derive the target table's figures anew, and no more.")
+    ] = False,
+    into: Annotated[
+        Path | None, typer.Option("--into", metavar="FOLDER", help="Write accuracy.md and .csv there.")
+    ] = None,
+) -> int:
+    """Predict published measurements and print the error of each; exit status 1 if one misses its tolerance."""
+    from bench.errors import unknown
+    from bench.validation import show
+    from bench.validation.outcome import validate as predict
+    from bench.validation.published import published_rows
+
+    if derive:
+        print(show.derived())
+        return 0
+    known = published_rows()
+    rows = [row for row in known if not texts or any(text in row.id for text in texts)]
+    if not rows:
+        raise unknown("published row", " ".join(texts or []), [row.id for row in known])
+    outcomes = predict(rows)
+    print(show.as_json(outcomes) if as_json else show.as_tables(outcomes))
+    for path in show.publish(outcomes, into) if into else []:
+        print(path)
+    return int(not all(outcome.holds for outcome in outcomes))
+
+
+@app.command()
+def phases(
+    target: Annotated[str, typer.Option("--target", help="The card.")] = "h100",
+) -> None:
+    """Print peaks of a 3.4-billion-parameter decoder LM step, phase by phase."""
+    from bench.resolve import find_target
+    from bench.validation.phases import as_table
+
+    found = find_target(target)
+    print(f"predicted for {found.name}: batch 4, width 2560, feed-forward 10240, 32 layers, 32 heads, peak allocated")
+    print(as_table(found))
+
+
+@app.command()
 def targets() -> None:
     """List the cards."""
     from bench.vgpu.targets import TARGETS
@@ -201,6 +252,9 @@ def techniques() -> None:
     for name, technique in TECHNIQUES.items():
         summary = (technique.__doc__ or "").strip().partition("\n")[0]
         _print(f"{name:14} off: {'null' if technique.off is None else technique.off!s:8} {summary}")
+
+
+register(app)
 
 
 def _print(line: str) -> None:

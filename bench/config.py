@@ -70,6 +70,7 @@ class Job:
         timeout_s: When its process is killed.
         store: File that its record is appended to.
         trace: Whether memory at every call of a phase is wanted too.
+        explain: Whether the record is to say what occupied the memory.
     """
 
     cell: Cell
@@ -77,3 +78,4 @@ class Job:
     timeout_s: float
     store: Path
     trace: bool = False
+    explain: bool = False

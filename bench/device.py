@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from contextlib import contextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import _random as random_state
 
+from bench.errors import BadInput
 from bench.record import Source
 from bench.vgpu.targets import Target
+
+if TYPE_CHECKING:
+    from bench.vgpu.attribution import Allocation, Attribution
 
 
 class Card:
@@ -46,16 +51,26 @@ class Card:
         """Bytes that live tensors asked for, by category; empty where the card cannot tell."""
         return {}
 
+    def name(self, module: nn.Module, name: str) -> None:
+        """Say what a network is called; a real card does not ask."""
+
+    def allocations(self, at_failure: bool) -> list[Allocation]:
+        """What lived at the peak, or when memory ran out, if the card was opened to tell; empty where it cannot."""
+        return []
+
     def process_bytes(self, reserved_bytes: int) -> int | None:
-        """What nvidia-smi shows for this process."""
+        """What nvidia-smi shows for this process; None where it does not."""
         import pynvml
 
         with suppress(pynvml.NVMLError):
             pynvml.nvmlInit()
-            handle = pynvml.nvmlDeviceGetHandleByIndex(self.module.current_device())
-            for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
-                if process.pid == os.getpid():
-                    return int(process.usedGpuMemory)
+            # By its UUID: NVML counts the cards of the machine, CUDA those that it may see.
+            uuid = self.module.get_device_properties(self.device).uuid
+            running = pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
+            # In a container these numbers are the host's; then a process that is alone on the card is this one.
+            ours = running if len(running) == 1 else [process for process in running if process.pid == os.getpid()]
+            used_bytes: int | None = ours[0].usedGpuMemory if ours else None
+            return used_bytes
         return None
 
     def spent_s(self) -> dict[str, float]:
@@ -92,6 +107,18 @@ class VirtualCard(Card):
         categories: dict[str, int] = self._state.memory.live_tensor_bytes()
         return categories
 
+    def name(self, module: nn.Module, name: str) -> None:
+        """Tell who follows the modules, if somebody does."""
+        if self._state.attribution is not None:
+            self._state.attribution.name(module, name)
+
+    def allocations(self, at_failure: bool) -> list[Allocation]:
+        """As they were attributed."""
+        attribution: Attribution | None = self._state.attribution
+        if attribution is None:
+            return []
+        return attribution.at_failure() if at_failure else attribution.at_peak()
+
     def process_bytes(self, reserved_bytes: int) -> int | None:
         """Reserved and what the context and libraries take, where a figure for those is published."""
         outside_bytes = self._state.target.outside_bytes
@@ -118,8 +145,8 @@ def _listed(counts: dict[str, int]) -> str:
 
 
 @contextmanager
-def open_card(target: Target, source: Source) -> Iterator[Card]:
-    """The device of a cell, with a process group for its ranks.
+def open_card(target: Target, source: Source, explain: bool = False) -> Iterator[Card]:
+    """The device of a cell, with a process group for its ranks; with `explain`, a virtual one tells `allocations`.
 
     A predicted group of any size has a fake process group, of which this process is rank 0. A measured cell has one
     rank, as the runner gives it one process.
@@ -128,17 +155,36 @@ def open_card(target: Target, source: Source) -> Iterator[Card]:
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
         import bench.vgpu as vgpu
+        from bench.vgpu.attribution import attributing
 
-        with vgpu.virtual_gpu(target) as state:
-            dist.init_process_group("fake", rank=0, world_size=target.world_size, store=FakeStore())
-            try:
-                yield VirtualCard(state)
-            finally:
-                dist.destroy_process_group()
+        with (
+            vgpu.virtual_gpu(target) as state,
+            attributing(state) if explain else nullcontext(),
+            _group("fake", target.world_size, FakeStore()),
+        ):
+            yield VirtualCard(state)
         return
-    store = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group("nccl", rank=0, world_size=1, store=store)
+    device = _find_cuda(target.title)
+    with _group("nccl", 1, dist.HashStore()):  # type: ignore[attr-defined]
+        yield Card(device)
+
+
+def _find_cuda(title: str) -> torch.device:
+    """The first card called `title`, made the current one: a machine can have cards of several kinds."""
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    if title not in names:
+        raise BadInput(f"PyTorch sees no {title}, but {', '.join(names) or 'no card'}")
+    index = names.index(title)
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+@contextmanager
+def _group(backend: str, world_size: int, store: Any) -> Iterator[None]:
+    """A process group of which this process is rank 0."""
+    dist.init_process_group(backend, rank=0, world_size=world_size, store=store)
     try:
-        yield Card(torch.device("cuda", torch.cuda.current_device()))
+        yield
     finally:
         dist.destroy_process_group()
+        random_state._rng_tracker = None  # made for the device of this group, and used for every later one's

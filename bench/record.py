@@ -76,6 +76,7 @@ class Record:
         unit: What an item is.
         gradient: What the techniques do to the gradient: `exact`, `rounding` or `changes training`.
         notes: Remarks that a reader must know: stand-in answers, operators without a rule.
+        explanation: What occupied the memory at the last step's peak, or when it ran out, if that was asked for.
         provenance: Versions, host, commit, card, and when.
     """
 
@@ -93,6 +94,7 @@ class Record:
     unit: str | None = None
     gradient: str | None = None
     notes: list[str] = field(default_factory=list)
+    explanation: str | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -42,11 +44,12 @@ def plan(overrides: Sequence[str]) -> Job:
     cell = resolve(config)
     tree = _container(config)
     timeout_s = tree["timeout_s"]
-    if not _is_number(timeout_s) or timeout_s <= 0:
+    if not _is_number(timeout_s) or not 0 < timeout_s < math.inf:
         raise BadInput(f"timeout_s={timeout_s!r} is not a positive number of seconds")
-    if not isinstance(tree["trace"], bool):
-        raise BadInput(f"trace={tree['trace']!r} is neither true nor false")
-    return Job(cell, label(cell), float(timeout_s), Path(str(tree["store"])), tree["trace"])
+    for name in ("trace", "explain"):
+        if not isinstance(tree[name], bool):
+            raise BadInput(f"{name}={tree[name]!r} is neither true nor false")
+    return Job(cell, label(cell), float(timeout_s), Path(str(tree["store"])), tree["trace"], tree["explain"])
 
 
 def resolve(config: Any) -> Cell:
@@ -86,21 +89,15 @@ def refusal(cell: Cell) -> str | None:
     Raises:
         BadInput: It could, but not with this value.
     """
-    from bench.techniques import TECHNIQUES
+    from bench.techniques import check, make_plan
 
     workload = find_workload(cell.workload)
     settings = dataclasses.replace(workload.presets[cell.preset], **cell.settings)
-    reasons = []
-    for name, kind in TECHNIQUES.items():
-        technique = kind(cell.techniques[name])
-        try:
-            technique.check(workload, settings)
-            settings = technique.settings(settings)
-        except Refused as error:
-            reasons.append(str(error))
-        except ValueError as error:  # settings that contradict each other
-            raise BadInput(f"{workload.__name__} with {name}={technique.value}: {_line(error)}") from error
-    return reasons[0] if reasons else None
+    try:
+        check(make_plan(cell.techniques), workload, settings)
+    except Refused as error:
+        return str(error)
+    return None
 
 
 def techniques(workload: type[Workload], chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,7 +139,7 @@ def find_target(name: object) -> Target:
 def label(cell: Cell) -> str:
     """The cell in a few words: workload, preset, replaced settings, techniques other than the baseline's, target."""
     workload = find_workload(cell.workload)
-    original = dataclasses.asdict(workload.presets[cell.preset])
+    original = _fields(workload, cell.preset)
     plain = techniques(workload, {})
     changes = [f"{name}={value}" for name, value in cell.settings.items() if value != original[name]]
     changes += [f"{name}={value}" for name, value in cell.techniques.items() if value != plain[name]]
@@ -184,11 +181,13 @@ def why_not_measured(target: Target) -> str | None:
 
 def _settings(workload: type[Workload], preset: Any, changes: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """The preset's name, and its settings with `changes` made."""
+    if not workload.presets:
+        raise BadInput(f"{workload.__name__} has no presets")
     name = next(iter(workload.presets)) if preset is None else str(preset)
     if name not in workload.presets:
         raise unknown("preset", name, workload.presets)
     original = workload.presets[name]
-    settings = dataclasses.asdict(original)
+    settings = _fields(workload, name)
     try:
         hints = typing.get_type_hints(type(original))
     except NameError:  # annotations that only a type checker can follow
@@ -202,6 +201,20 @@ def _settings(workload: type[Workload], preset: Any, changes: Mapping[str, Any])
     except ValueError as error:  # settings that contradict each other
         raise BadInput(f"{workload.__name__}: {_line(error)}") from error
     return name, settings
+
+
+def _fields(workload: type[Workload], preset: str) -> dict[str, Any]:
+    """Every field of a preset, by name: plain values, as a record holds them and a cell is made of them again."""
+    settings = workload.presets[preset]
+    where = f"preset {preset!r} of {workload.__name__}"
+    if not dataclasses.is_dataclass(settings) or not isinstance(getattr(settings, "batch_size", None), int):
+        raise BadInput(f"{where} is no dataclass with a whole batch_size")
+    fields = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    try:
+        json.dumps(fields)
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{where}: {_line(error)}") from error
+    return fields
 
 
 def _typed(field: str, value: Any, hint: Any) -> Any:

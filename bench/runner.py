@@ -104,7 +104,7 @@ class _Worker:
         self.job = job
         context = multiprocessing.get_context("forkserver")
         self._receiver, sender = context.Pipe(duplex=False)
-        arguments = (sender, options.run_cell, job.cell, job.trace, options.quiet)
+        arguments = (sender, options.run_cell, job.cell, job.trace, job.explain, options.quiet)
         self._process: ForkServerProcess = context.Process(target=work, args=arguments)
         self._process.start()  # returns once the process exists, so imports do not count against the timeout
         sender.close()
@@ -164,6 +164,8 @@ def _start_server(jobs: Sequence[Job], options: Options) -> None:
     # A worker imports the main module again, as multiprocessing does; for the command line that is this one.
     modules |= {"bench.cli"} & sys.modules.keys()
     multiprocessing.set_forkserver_preload(sorted(modules))
+    # A module that asks for torch.cuda.is_available() on import must not set CUDA up here: no fork could use it then.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     # It inherits what is blocked: Ctrl-C is for the parent alone, which ends the workers.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

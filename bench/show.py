@@ -36,7 +36,7 @@ def print_record(console: Console, label: str, record: Record) -> None:
         console.print(_peak_table(peaks))
     if peaks and peaks[-1][1].categories:
         console.print(_category_table(*peaks[-1]))
-    for line in _figures(record):
+    for line in (*_figures(record), *(record.explanation or "").splitlines()):
         _line(console, line)
 
 
@@ -54,6 +54,11 @@ def size(size_bytes: int | None) -> str:
     if size_bytes is None:
         return "unknown"
     return f"{size_bytes / GIB:.3f} GiB" if size_bytes >= GIB else f"{size_bytes / MIB:.2f} MiB"
+
+
+def printable(text: str) -> str:
+    """The beginning of a text from elsewhere, without what a terminal could take for a command."""
+    return "".join(char if char.isprintable() else "?" for char in text[:1000])
 
 
 def milliseconds(duration_s: float) -> str:

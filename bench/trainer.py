@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, cast
 
@@ -64,13 +64,17 @@ class Trainer:
         for optimizer in self.optimizers.values():
             optimizer.zero_grad(set_to_none=self.plan["set_to_none"].value)
         for micro_batch in self.workload.micro_batches(self._micro_batches):
-            losses = iter(self.workload.losses(micro_batch))
+            losses = self._losses(micro_batch)
             while (loss := self._next_loss(losses)) is not None:
                 self._scaler.scale(loss / self._micro_batches).backward()
                 del loss
         self.mark_gradients()
 
-    def _next_loss(self, losses: Any) -> Tensor | None:
+    def _losses(self, micro_batch: Any) -> Iterator[Tensor]:
+        """The workload's losses; one that computes all of them in the call is not called before the first is asked."""
+        yield from self.workload.losses(micro_batch)
+
+    def _next_loss(self, losses: Iterator[Tensor]) -> Tensor | None:
         """The next loss, computed under the techniques' contexts; its backward runs outside them."""
         with ExitStack() as contexts:
             for technique in self.plan.values():

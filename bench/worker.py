@@ -18,13 +18,13 @@ from types import FrameType
 from typing import Any, cast
 
 from bench.config import Cell
-from bench.record import Record, Status
+from bench.record import Record, Source, Status
 
 TraceRow = tuple[Any, ...]
 """Step, phase, call, allocated bytes, reserved bytes."""
 
 
-def work(connection: Connection, function: str, cell: Cell, trace: bool, quiet: bool) -> None:
+def work(connection: Connection, function: str, cell: Cell, trace: bool, explain: bool, quiet: bool) -> None:
     """Run one cell and send back its record and its trace rows. Whatever happens, the record says so."""
     os.setsid()  # so that what a cell starts can be killed with it
     _silence(quiet)
@@ -32,8 +32,10 @@ def work(connection: Connection, function: str, cell: Cell, trace: bool, quiet: 
     rows: list[TraceRow] = []
     try:
         run_cell = load(function)
-        _use_one_thread()
-        record = run_cell(cell, (lambda *row: rows.append(row)) if trace else None)
+        if cell.source is not Source.MEASURED:
+            _use_one_thread()
+        asked = {"explain": True} if explain else {}
+        record = run_cell(cell, (lambda *row: rows.append(row)) if trace else None, **asked)
         json.dumps(record.to_dict())  # what cannot be stored is this cell's failure, not the sweep's
     except BaseException as error:
         record, rows = failure(cell, Status.CRASH, reason_of(error)), []
@@ -95,7 +97,7 @@ def _die_with_parent() -> None:
 
 
 def _use_one_thread() -> None:
-    """Cells run beside each other; one that took every core would disturb its neighbours."""
+    """Predicted cells run beside each other; one that took every core would disturb its neighbours."""
     os.environ["OMP_NUM_THREADS"] = "1"  # for libraries that are still to be loaded
     torch: Any = sys.modules.get("torch")
     if torch is not None:

@@ -77,6 +77,8 @@ class FsdpTransformer:
 
     presets: ClassVar[Mapping[str, TransformerSettings]] = {
         "qwen3_4b": TransformerSettings(),
+        # What a 24 GB card can train whole: config.json of Qwen/Qwen3-0.6B, 596,049,920 parameters.
+        "qwen3_0_6b": TransformerSettings(hidden=1024, intermediate=3072, layers=28, heads=16),
         "tiny": TransformerSettings(
             batch_size=8,
             prompt=8,
@@ -112,7 +114,7 @@ class FsdpTransformer:
         with torch.no_grad():
             self.actor.apply(self._initialise)
 
-    def _initialise(self, module: nn.Module) -> None:
+    def _initialise(self, module: Any) -> None:
         """Normal weights of deviation 0.02 (Qwen3Config.initializer_range), unit norms, and the rotary frequencies."""
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)

@@ -100,12 +100,13 @@ def tidy(
     Raises:
         BadInput: A record's workload has no baseline, or its categories exceed its peak.
     """
-    newest = {_identity(record): record for record in records}.values()
-    names = short_names({record.cell["workload"] for record in newest})
-    differing = _differing_settings(newest)
+    given = list(records)
+    names = short_names({record.cell["workload"] for record in given})
+    differing = _differing_settings(given)
+    newest = {tuple(_identity(record, baselines, differing).values()): record for record in given}.values()
     tables: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for record in newest:
-        row = _row(record, baselines, names, differing)
+        row = _row(record, _identity(record, baselines, differing), names)
         row["capacity_bytes"] = (capacities or {}).get(row["target"])
         tables[row["name"], row["preset"], row["variant"], row["target"]].append(row)
     rows = [row for key in sorted(tables) for row in _ordered(_compared(tables[key]))]
@@ -124,9 +125,23 @@ def short_names(paths: Iterable[str]) -> dict[str, str]:
     return {path: path.replace(".", "_").replace(":", "_") if tail in shared else tail for path, tail in tails.items()}
 
 
-def _identity(record: Record) -> str:
-    cell = {name: value for name, value in record.cell.items() if name not in ("steps", "source")}
-    return json.dumps([cell, record.source], sort_keys=True)
+def _identity(
+    record: Record, baselines: Mapping[str, Mapping[str, Any]], differing: Mapping[tuple[str, str], Sequence[str]]
+) -> Row:
+    """What a reader tells rows apart by; a record older than a technique or a setting is one with those that have it."""
+    cell = record.cell
+    workload, preset, settings = cell["workload"], cell["preset"], cell["settings"]
+    if workload not in baselines:
+        raise BadInput(f"no baseline techniques for workload {workload!r}")
+    varied = {name: settings[name] for name in differing.get((workload, preset), ()) if name in settings}
+    return {
+        "workload": workload,
+        "preset": preset,
+        "variant": _listed(varied),
+        "target": cell["target"],
+        "source": record.source.value,
+        "configuration": label(cell["techniques"], baselines[workload]),
+    }
 
 
 def _differing_settings(records: Iterable[Record]) -> dict[tuple[str, str], list[str]]:
@@ -139,29 +154,13 @@ def _differing_settings(records: Iterable[Record]) -> dict[tuple[str, str], list
     return {key: [name for name, seen in of.items() if len(seen) > 1] for key, of in values.items()}
 
 
-def _row(
-    record: Record,
-    baselines: Mapping[str, Mapping[str, Any]],
-    names: Mapping[str, str],
-    differing: Mapping[tuple[str, str], Sequence[str]],
-) -> Row:
-    cell = record.cell
-    workload, preset, settings = cell["workload"], cell["preset"], cell["settings"]
-    if workload not in baselines:
-        raise BadInput(f"no baseline techniques for workload {workload!r}")
-    configuration = label(cell["techniques"], baselines[workload])
-    varied = {name: settings[name] for name in differing.get((workload, preset), ()) if name in settings}
+def _row(record: Record, identity: Row, names: Mapping[str, str]) -> Row:
     return {
         **dict.fromkeys(COLUMNS),
-        "workload": workload,
-        "name": names[workload],
-        "preset": preset,
-        "variant": _listed(varied),
-        "settings": _listed(settings),
-        "target": cell["target"],
-        "source": record.source.value,
-        "configuration": configuration,
-        "is_baseline": configuration == "baseline",
+        **identity,
+        "name": names[identity["workload"]],
+        "settings": _listed(record.cell["settings"]),
+        "is_baseline": identity["configuration"] == "baseline",
         "status": record.status.value,
         "reason": record.reason,
         **_memory(record),

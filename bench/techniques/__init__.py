@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bench.errors import unknown
+from bench.errors import BadInput, unknown
 from bench.techniques.base import Fidelity, Technique
 from bench.techniques.batch import Accumulation, BatchSize
 from bench.techniques.checkpointing import Checkpointing
@@ -15,8 +15,9 @@ from bench.techniques.offload import Offload
 from bench.techniques.precision import Precision
 from bench.techniques.sharding import Reshard, Sharding
 from bench.techniques.sharing import Sharing
+from bench.workload import Workload
 
-__all__ = ["TECHNIQUES", "Fidelity", "Technique", "fidelity", "make_plan"]
+__all__ = ["TECHNIQUES", "Fidelity", "Technique", "check", "fidelity", "make_plan"]
 
 TECHNIQUES: dict[str, type[Technique]] = {
     technique.name: technique
@@ -33,7 +34,7 @@ TECHNIQUES: dict[str, type[Technique]] = {
         Clip,
     )
 }
-"""Every technique by name, in the order in which they act on a workload (blocks are wrapped before units are sharded)."""
+"""Every technique by name, in the order in which they act: blocks are wrapped before units are sharded."""
 
 
 def make_plan(values: Mapping[str, Any]) -> dict[str, Technique]:
@@ -46,6 +47,22 @@ def make_plan(values: Mapping[str, Any]) -> dict[str, Technique]:
         if name not in TECHNIQUES:
             raise unknown("technique", name, TECHNIQUES)
     return {name: kind(values.get(name, kind.off)) for name, kind in TECHNIQUES.items()}
+
+
+def check(plan: Mapping[str, Technique], workload: type[Workload], settings: Any) -> None:
+    """Check every technique against the settings as those before it leave them.
+
+    Raises:
+        Refused: The workload cannot take one of them.
+        BadInput: It could, but not with this value.
+    """
+    for technique in plan.values():
+        technique.check(workload, settings)
+        try:
+            settings = technique.settings(settings)
+        except ValueError as error:  # settings that contradict each other
+            line = str(error).strip().partition("\n")[0]
+            raise BadInput(f"{workload.__name__} with {technique.name}={technique.value}: {line}") from error
 
 
 def fidelity(plan: Mapping[str, Technique], baseline: Mapping[str, Technique]) -> Fidelity:

@@ -9,7 +9,7 @@ from bench.techniques.choice import Toggle
 
 
 class SetToNone(Toggle):
-    """`zero_grad(set_to_none=...)`: False keeps zeroed gradients through the next forward, as PyTorch did before 2.0."""
+    """`zero_grad(set_to_none=...)`: False keeps zeroed gradients through the next forward, as before PyTorch 2.0."""
 
     name: ClassVar[str] = "set_to_none"
     off: ClassVar[Any] = True

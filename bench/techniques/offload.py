@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar, cast
 
@@ -21,7 +21,7 @@ class Offload(Technique):
     """`off`, or one or more of activations, optimizer, parameters, joined by `+`.
 
     * activations: what autograd saves goes to pinned host memory and comes back in the backward (`save_on_cpu`).
-    * optimizer: optimizer states live in pinned host memory and visit the card for the update (verl's optimizer_offload).
+    * optimizer: its states live in pinned host memory and visit the card for the update (verl's optimizer_offload).
     * parameters: FSDP2's CPUOffloadPolicy: parameters, gradients and the update itself live on the host.
     """
 
@@ -94,4 +94,6 @@ def _move(optimizers: list[torch.optim.Optimizer], to: Callable[[Tensor], Tensor
 
 
 def _to_pinned(state: Tensor) -> Tensor:
-    return state.to("cpu", non_blocking=True).pin_memory()
+    # Such a copy is pinned already (aten/src/ATen/native/TensorConversions.cpp, _to_copy; sharded tensors have no
+    # pin_memory). Nothing waits for it: nobody reads it on the host, and its way back is on the same stream.
+    return state.to("cpu", non_blocking=True)

@@ -16,15 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from bench.vgpu import autocast, operators
+from bench.vgpu.accelerator import accelerator
+from bench.vgpu.assignment import assignable_data
 from bench.vgpu.backend import VirtualGpu
 from bench.vgpu.device import RELEASE, Device, current, set_current
+from bench.vgpu.distributed import alike_on_all_ranks
+from bench.vgpu.generator import generators
 from bench.vgpu.guard import Guard, engine_errors
 from bench.vgpu.memory import CATEGORIES, following_resizes
 from bench.vgpu.mode import VirtualMode
@@ -85,9 +87,14 @@ def virtual_gpu(target: Target | str, release: tuple[int, int] = RELEASE) -> Ite
         with (
             patched_torch(mode.uncharged),
             answering(),
+            assignable_data(),
+            generators(),
+            alike_on_all_ranks(),
+            accelerator(torch.get_device_module("vgpu")),
             autocast.cast_cache(),
             following_resizes(device.memory, lambda: device.stream),
             engine_errors(),
+            device.recordings,
             # The backward runs in this thread, so that its frames lead to the line that asked for it.
             torch.autograd.set_multithreading_enabled(False),
             mode,

@@ -24,6 +24,7 @@ from bench.vgpu.segments import (
     Block,
     Card,
     FreeList,
+    Observer,
     Pool,
     link,
     snapshot,
@@ -113,6 +114,7 @@ class CachingAllocator:
         self._oversize_allocations = Gauge()
         self._oversize_segments = Gauge()
         self._waiting = WaitingBlocks(record_event or passed_at_once)
+        self._observer: Observer | None = None
         self._allowed_bytes: int | None = None
         self._collects = False
         self.set_memory_fraction(config.per_process_memory_fraction)
@@ -157,6 +159,10 @@ class CachingAllocator:
             raise ValueError(f"a memory fraction must be in [0, 1], not {fraction}")
         self._allowed_bytes = int(fraction * self._total_bytes) if fraction < 1 else None
         self._collects = self._allowed_bytes is not None and self.config.garbage_collection_threshold is not None
+
+    def observe(self, observer: Observer | None) -> None:
+        """Tell `observer` of everything that happens from here on (record_trace); None: nobody."""
+        self._observer = self._card.observer = observer
 
     def allocate(self, requested_bytes: int, stream: int = 0) -> Block:
         """Hand out a block for the work of `stream` (malloc, alloc_found_block).
@@ -206,6 +212,8 @@ class CachingAllocator:
         self._counters.take(size, requested_bytes, split, split_bytes)
         if size >= self._max_split_bytes:
             self._oversize_allocations.increase(1)
+        if self._observer is not None:
+            self._observer("alloc", block.address, requested_bytes, stream)
         return block
 
     def _split(self, block: Block, size: int, index: int) -> Block:
@@ -232,6 +240,8 @@ class CachingAllocator:
             raise ValueError(f"the block at {block.address:#x} is not handed out")
         size = block.size_bytes
         pool = block.segment.free_list.pool
+        if self._observer is not None:
+            self._observer("free_requested", block.address, block.requested_bytes, block.stream)
         if size >= self._max_split_bytes:
             self._oversize_allocations.decrease(1)
         if block.used_by:
@@ -268,6 +278,8 @@ class CachingAllocator:
         """
         segment = block.segment
         free_list = segment.free_list
+        if self._observer is not None:
+            self._observer("free_completed", block.address, block.requested_bytes, free_list.stream)
         before, after = block.prev, block.next
         block.state = DEAD
         block.prev = block.next = None
@@ -323,6 +335,8 @@ class CachingAllocator:
             block = self._grow(free_list, size, segment_bytes)  # torch does not search the cache again
         if block is None:
             self.num_ooms += 1
+            if self._observer is not None:  # of which the address is what is free: device_free
+                self._observer("oom", self.free_bytes, size, free_list.stream)
             raise OutOfMemory(  # by position, which is what pickle keeps of an exception
                 requested_bytes,
                 segment_bytes,

@@ -128,6 +128,15 @@ class AllocatorConfig:
                 return cls.parse(environ[name])
         return cls()
 
+    def text(self) -> str:
+        """The environment's syntax for what is not as torch has it by default; sizes in whole MiB."""
+        default = AllocatorConfig()
+        return ",".join(
+            f"{key}:{_text(getattr(self, field), field)}"
+            for key, (field, _) in _READERS.items()
+            if getattr(self, field) != getattr(default, field)
+        )
+
     def rounded(self, requested_bytes: int) -> int:
         """Bytes of the block that serves a request (round_size and roundup_power2_next_division)."""
         if requested_bytes < MIN_BLOCK_BYTES:
@@ -148,6 +157,15 @@ class AllocatorConfig:
         if rounded_bytes < OWN_SEGMENT_BYTES:
             return self.large_segment_size_bytes
         return -(-rounded_bytes // SEGMENT_ROUNDING_BYTES) * SEGMENT_ROUNDING_BYTES
+
+
+def _text(value: object, field: str) -> str:
+    """One value as `parse` reads it."""
+    if isinstance(value, tuple):
+        return "[" + ",".join(f"{1 << index}:{number}" for index, number in enumerate(value)) + "]"
+    if isinstance(value, int) and field.endswith("_bytes"):
+        return str(value // MIB)
+    return str(value)
 
 
 def _mebibytes(key: str, value: str) -> int:

@@ -48,7 +48,7 @@ def _key_splits(blocks: int, processors: int, key_blocks: int) -> int:
 
 
 def flash_backward(query: Tensor, key: Tensor) -> Sequence[int]:
-    """mha_bwd: row sums of dO x O, the gradient of the queries in float32, and with grouped heads dK and dV of each head."""
+    """mha_bwd: row sums of dO x O, the queries' gradient in float32, and with grouped heads dK and dV of each head."""
     batch, heads, queries, width = query.shape
     rows = batch * heads * _up(queries, 128)
     expanded = batch * key.size(2) * heads * width * query.dtype.itemsize if key.size(1) != heads else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -9,16 +10,18 @@ from typing import Any
 
 import torch
 
+from bench.vgpu import streams
 from bench.vgpu.device import current
-from bench.vgpu.streams import Event, Stream
+from bench.vgpu.memory_functions import MemoryFunctions
 
 
 class VirtualGpu:
     """Module functions as torch.cuda has them; every figure is that of the enabled virtual card."""
 
-    Stream = Stream
-    Event = Event
+    Stream = streams.Stream
+    Event = streams.Event
     OutOfMemoryError = torch.OutOfMemoryError
+    memory = MemoryFunctions()
     _seed = 0
 
     def is_available(self) -> bool:
@@ -78,16 +81,16 @@ class VirtualGpu:
         """Types that autocast takes."""
         return [torch.float16, torch.bfloat16, torch.float32]
 
-    def current_stream(self, device: Any = None) -> Stream:
+    def current_stream(self, device: Any = None) -> streams.Stream:
         """The stream that work goes to."""
-        return Stream(stream_id=current().stream)
+        return streams.Stream(stream_id=current().stream)
 
-    def default_stream(self, device: Any = None) -> Stream:
+    def default_stream(self, device: Any = None) -> streams.Stream:
         """Stream 0."""
-        return Stream(stream_id=0)
+        return streams.Stream(stream_id=0)
 
     @contextmanager
-    def stream(self, stream: Stream | None) -> Iterator[None]:
+    def stream(self, stream: streams.Stream | None) -> Iterator[None]:
         """Context in which work goes to `stream`; None changes nothing."""
         if stream is None:
             yield
@@ -95,7 +98,7 @@ class VirtualGpu:
             with stream:
                 yield
 
-    def set_stream(self, stream: Stream) -> None:
+    def set_stream(self, stream: streams.Stream) -> None:
         """Send later work to `stream`."""
         current().stream = stream.stream_id
 
@@ -131,8 +134,8 @@ class VirtualGpu:
         """All counters, keyed as torch.cuda.memory_stats."""
         return current().memory.allocator.stats()
 
-    def memory_snapshot(self, mempool_id: Any = None) -> list[dict[str, Any]]:
-        """Segments and blocks, shaped as torch.cuda.memory_snapshot."""
+    def memory_snapshot(self, mempool_id: Any = None, include_traces: bool = True) -> list[dict[str, Any]]:
+        """Segments and blocks, shaped as torch.cuda.memory_snapshot; nothing is traced."""
         return current().memory.allocator.snapshot()
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
@@ -144,11 +147,21 @@ class VirtualGpu:
         """Give unused segments back to the card."""
         current().memory.allocator.empty_cache()
 
+    def set_per_process_memory_fraction(self, fraction: float, device: Any = None) -> None:
+        """Reserve no more than this share of the card."""
+        current().memory.allocator.set_memory_fraction(fraction)
+
     def manual_seed(self, seed: int) -> None:
         """Keep the seed; there are no data to draw."""
         self._seed = int(seed)
 
     manual_seed_all = manual_seed
+
+    def seed(self) -> None:
+        """Keep a seed that nobody chose."""
+        self.manual_seed(secrets.randbits(63))
+
+    seed_all = seed
 
     def initial_seed(self) -> int:
         """The last seed given."""

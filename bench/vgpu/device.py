@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from bench.vgpu.clock import Clock, Stamp
 from bench.vgpu.memory import Memory
 from bench.vgpu.targets import Target
 
+if TYPE_CHECKING:
+    from bench.vgpu.attribution import Attribution
+    from bench.vgpu.history import History
 
 RELEASE = (2, 13)
 """The PyTorch release whose rules hold unless an older one is asked for."""
@@ -34,8 +39,12 @@ class Device:
         clock: Host and stream clocks.
         memory: Storages, workspaces and the allocator behind them.
         stream: Id of the current stream; 0 is the default one.
+        adds_in_place: Whether out-of-place sums are what CUDA computes in place: see `attention`.
         stand_ins: Answers that only data could have given, by operator; each was made up.
         unpriced: Operators that take memory which no rule here tells, by name.
+        attribution: Notes which module and line made every allocation; None: nobody asked.
+        history: Records what the allocator does; None: nobody asked.
+        recordings: Ends what `history` began, at the latest with the device.
     """
 
     def __init__(self, target: Target, release: tuple[int, int] = RELEASE) -> None:
@@ -44,8 +53,12 @@ class Device:
         self.clock = Clock()
         self.memory = Memory(target, self._pending)
         self.stream = 0
+        self.adds_in_place = False
         self.stand_ins: Counter[str] = Counter()
         self.unpriced: Counter[str] = Counter()
+        self.attribution: Attribution | None = None
+        self.history: History | None = None
+        self.recordings = ExitStack()
         self._streams = 0
 
     def _pending(self, stream: int) -> Pending:

@@ -55,6 +55,8 @@ def _map(card: Card, block: Block, size_bytes: int) -> bool:
     mapped_bytes = -(-size_bytes // segment.page_bytes) * segment.page_bytes
     if not card.take(free_list.pool, mapped_bytes):
         return False
+    if card.observer is not None:
+        card.observer("segment_map", block.address, mapped_bytes, free_list.stream)
     free_list.unmapped.remove(block)
     block.state = FREE
     if mapped_bytes < block.size_bytes:
@@ -86,6 +88,8 @@ def release(card: Card, block: Block) -> None:
         middle = _cut(block, unmapped_bytes)
         free_list.insert(block)
         block = middle
+    if card.observer is not None:
+        card.observer("segment_unmap", block.address, unmapped_bytes, free_list.stream)
     block.state = UNMAPPED
     absorb(block, block.prev)
     absorb(block, block.next)

@@ -35,7 +35,7 @@ class Guard(torch._C._acc.DeviceGuard):
 @contextmanager
 def engine_errors() -> Iterator[None]:
     """Let a backward raise what was raised in it."""
-    run = torch.autograd._engine_run_backward
+    run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
 
     def run_and_raise(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -47,9 +47,9 @@ def engine_errors() -> Iterator[None]:
             _kept.clear()
             raise error from error.__cause__
 
-    torch.autograd._engine_run_backward = run_and_raise
+    torch.autograd._engine_run_backward = run_and_raise  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        torch.autograd._engine_run_backward = run
+        torch.autograd._engine_run_backward = run  # type: ignore[attr-defined]
         _kept.clear()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.vgpu.allocator import Block, CachingAllocator
+from bench.vgpu.allocator import Block, CachingAllocator, OutOfMemory
 from bench.vgpu.targets import Target
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "temporaries", "workspace")
@@ -23,10 +23,10 @@ _graph_task = torch._C._current_graph_task_id
 class Held:
     """One allocation: its block, when it lived (in allocation events), and what it is for.
 
-    `category` is None until known: see `Memory.categories`.
+    `category` is None until known: see `Memory.categories`. `origin` is who made it, where somebody asked for that.
     """
 
-    __slots__ = ("block", "born", "category", "died", "survived", "task")
+    __slots__ = ("block", "born", "category", "died", "origin", "survived", "task")
 
     def __init__(self, block: Block, born: int, category: str | None, task: int) -> None:
         self.block = block
@@ -35,6 +35,7 @@ class Held:
         self.category = category
         self.task = task
         self.survived = False
+        self.origin: Any = None
 
 
 class _Watch(weakref.ref[Any]):
@@ -50,10 +51,19 @@ class Memory:
 
     Every storage is an allocation of the caching allocator, from the operator that made it to the moment when its last
     tensor dies. Reserved for the current stream; freed where the storage is freed, as CUDA does.
+
+    Attributes:
+        allocator: The simulation of CUDA's allocator.
+        operator: What asks for memory now; it stays what it was when nothing asks.
+        watchers: Called with every new allocation.
     """
 
     def __init__(self, target: Target, record_event: Callable[[int], Any]) -> None:
-        self.allocator = CachingAllocator(target.capacity_bytes, record_event=record_event)
+        self.allocator = CachingAllocator(
+            target.capacity_bytes, record_event=record_event, total_bytes=target.memory_bytes
+        )
+        self.operator: Any = None
+        self.watchers: list[Callable[[Held], None]] = []
         self._live: dict[int, tuple[_Watch, Held | None]] = {}
         self._workspaces: dict[tuple[bool, int], Held] = {}
         self._busy = False
@@ -62,7 +72,7 @@ class Memory:
         self._last_task = -1
         self._clock = 0
         self._peak_bytes = 0
-        self._peak_at = 0
+        self._peak_at = self._failed_at = 0
         self._standing: set[Held] = set()
         self._recent: list[Held] = []
 
@@ -82,14 +92,19 @@ class Memory:
         watch.key = storage._cdata
         self._live[watch.key] = (watch, held)
 
-    def resize(self, storage: torch.UntypedStorage, stream: int) -> None:
-        """Follow a storage whose size was set: FSDP frees and refills its unsharded parameters so."""
-        watch, held = self._live[storage._cdata]
-        if held is not None:
-            self._free(held)
+    def resize(self, storage: torch.UntypedStorage, stream: int, category: str | None = None) -> None:
+        """Follow a storage whose size was set: a new block, a copy, then the old block is freed.
+
+        aten/src/ATen/native/cuda/Resize.cpp, resize_bytes_cuda (torch 2.13).
+        """
+        watch, old = self._live[storage._cdata]
         size_bytes = storage.nbytes()
-        held = self._allocate(size_bytes, stream, "parameters") if size_bytes else None
-        self._live[watch.key] = (watch, held)
+        if size_bytes == (old.block.requested_bytes if old is not None else 0):
+            return
+        new = self._allocate(size_bytes, stream, category) if size_bytes else None
+        self._live[watch.key] = (watch, new)
+        if old is not None:
+            self._free(old)
 
     def workspace(self, size_bytes: int, stream: int) -> None:
         """Make sure that this thread's cuBLAS handle has its workspace on `stream`; it is never given back.
@@ -116,10 +131,11 @@ class Memory:
         self._busy = True
         try:
             block = self.allocator.allocate(size_bytes, stream)
+        except OutOfMemory:
+            self._failed_at = self._clock
+            raise
         finally:
             self._busy = False
-            if self._late:
-                self._free_late()
         task = _graph_task()
         if task != self._last_task:
             self._last_task = task
@@ -129,9 +145,13 @@ class Memory:
         self._clock += 1
         held = Held(block, self._clock, category, self._tasks)
         self._recent.append(held)
+        for watch in self.watchers:
+            watch(held)
         if self.allocator.allocated_bytes > self._peak_bytes:
             self._peak_bytes = self.allocator.allocated_bytes
             self._peak_at = self._clock
+        if self._late:
+            self._free_late()
         return held
 
     def _dropped(self, watch: _Watch) -> None:
@@ -181,8 +201,24 @@ class Memory:
 
     def at_peak(self) -> Iterator[Held]:
         """What lived when `allocated_bytes` was highest since `reset_peak`."""
+        return self._living(self._peak_at)
+
+    def at_failure(self) -> Iterator[Held]:
+        """What lived when the card last had no memory for a request; `reset_peak` forgets what died before."""
+        return self._living(self._failed_at)
+
+    def now(self) -> Iterator[Held]:
+        """What lives now."""
+        return self._living(self._clock)
+
+    def held(self, tensor: Tensor) -> Held | None:
+        """The allocation that a tensor lies in; None: it is empty, or lies elsewhere."""
+        entry = self._live.get(tensor.untyped_storage()._cdata)
+        return entry[1] if entry is not None else None
+
+    def _living(self, at: int) -> Iterator[Held]:
         for held in (*self._standing, *self._recent):
-            if held.born <= self._peak_at < held.died:
+            if held.born <= at < held.died:
                 yield held
 
     def categories(self) -> dict[str, int]:
@@ -195,35 +231,41 @@ class Memory:
 
     def live_tensor_bytes(self) -> dict[str, int]:
         """Bytes that tensors held now asked for, by category: less than their blocks by what rounding adds."""
-        sums: Counter[str] = Counter({category: 0 for category in CATEGORIES})
+        sums: Counter[str] = Counter(dict.fromkeys(CATEGORIES, 0))
         for held in (*self._standing, *self._recent):
             if held.died == _NEVER:
-                sums[held.category or self._kept(held)] += held.block.requested_bytes
+                sums[self.category_of(held)] += held.block.requested_bytes
         return dict(sums)
 
     def _sums(self, holds: Iterable[Held]) -> dict[str, int]:
-        sums: Counter[str] = Counter({category: 0 for category in CATEGORIES})
+        sums: Counter[str] = Counter(dict.fromkeys(CATEGORIES, 0))
         for held in holds:
-            sums[held.category or self._kept(held)] += held.block.size_bytes
+            sums[self.category_of(held)] += held.block.size_bytes
         return dict(sums)
 
     @staticmethod
-    def _kept(held: Held) -> str:
-        return "activations" if held.survived or held.died == _NEVER else "temporaries"
+    def category_of(held: Held) -> str:
+        """What an allocation is for, as `categories` tells it."""
+        kept = "activations" if held.survived or held.died == _NEVER else "temporaries"
+        return held.category or kept
 
 
 @contextmanager
 def following_resizes(memory: Memory, stream: Callable[[], int]) -> Iterator[None]:
-    """Tell `memory` of every `UntypedStorage.resize_`, which no operator shows."""
+    """Tell `memory` of every `UntypedStorage.resize_`, which no operator shows.
+
+    FSDP frees and refills its unsharded parameters so.
+    """
     resize = torch.UntypedStorage.resize_
 
     def resize_and_tell(storage: torch.UntypedStorage, size: int) -> Any:
         result = resize(storage, size)
         if memory.holds(storage._cdata):
-            memory.resize(storage, stream())
+            memory.operator = "UntypedStorage.resize_"
+            memory.resize(storage, stream(), "parameters")
         return result
 
-    torch.UntypedStorage.resize_ = resize_and_tell  # type: ignore[method-assign]
+    torch.UntypedStorage.resize_ = resize_and_tell  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

@@ -10,18 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.utils._pytree import tree_map_only
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 
 from bench.vgpu import stand_ins
 from bench.vgpu.allocator import OutOfMemory
 from bench.vgpu.clock import Bound
 from bench.vgpu.collectives import COLLECTIVES, collective_s
 from bench.vgpu.device import Device
-from bench.vgpu.kernels import LAUNCH_S, VIEW_S, Kernels, tensors_in, total_bytes
-from bench.vgpu.known import WHOLE, attach, compute, follow, known
+from bench.vgpu.distributed import follow_collective
+from bench.vgpu.handlers import HANDLERS, KEEPS_VALUES, NO_DATA, PINNING, by_values
+from bench.vgpu.inplace import CANDIDATES, as_on_card
+from bench.vgpu.kernels import Kernels, tensors_in, total_bytes
+from bench.vgpu.known import UNKNOWN, attach, follow, follow_view, follow_writes, followed
 from bench.vgpu.oom import out_of_memory_error
-from bench.vgpu.realness import runs_for_real
+from bench.vgpu.realness import OWN_TYPES, REAL_TYPES, runs_for_real
+from bench.vgpu.shape_cache import ShapeCachedMode
 from bench.vgpu.temporaries import TEMPORARIES, UNPRICED, Call
 from bench.vgpu.workspaces import CUBLAS_OPERATORS, cublas_workspace_bytes
 
@@ -32,7 +35,7 @@ _device_of = torch.ops.prim.device.default
 class _Rule:
     """What is known of an operator before it runs."""
 
-    __slots__ = ("cublas", "makes", "temporaries", "unpriced", "view")
+    __slots__ = ("collective", "cublas", "makes", "resizes", "temporaries", "unpriced", "view", "writes")
 
     def __init__(self, func: OpOverload) -> None:
         returns = func._schema.returns
@@ -42,6 +45,18 @@ class _Rule:
         self.cublas = func in CUBLAS_OPERATORS
         self.temporaries = TEMPORARIES.get(func)
         self.unpriced = func in UNPRICED
+        self.writes = [
+            (index, argument.name)
+            for index, argument in enumerate(func._schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        out = any(argument.is_out for argument in func._schema.arguments)
+        self.collective = func.namespace == "c10d"
+        self.resizes = out or func in (aten.resize_.default, aten.resize_as_.default)
+
+    def written(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+        """The tensors that the operator has written to."""
+        return tensors_in([args[index] if index < len(args) else kwargs.get(name) for index, name in self.writes])
 
 
 class _Uncharged:
@@ -59,16 +74,16 @@ class _Uncharged:
         self._mode._inside = self._outer.pop()
 
 
-class VirtualMode(FakeTensorMode):
+class VirtualMode(ShapeCachedMode):
     """Fake tensors, with an account of what each operator costs the device.
 
     Only what touches the card is fake: small tensors on the CPU that never did stay real (see `realness`).
-    It is FakeTensorMode itself and not a mode above it: one dispatch per operator, and DTensors, which FakeTensorMode
+    It is a FakeTensorMode itself and not a mode above it: one dispatch per operator, and DTensors, which FakeTensorMode
     declines, come back as operators on their local tensors.
     """
 
     def __init__(self, device: Device) -> None:
-        super().__init__(allow_non_fake_inputs=True)
+        super().__init__()
         self.device = device
         self._kernels = Kernels(device.target)
         self._rules: dict[OpOverload, _Rule] = {}
@@ -78,24 +93,37 @@ class VirtualMode(FakeTensorMode):
         self._inside = False
         self.uncharged = _Uncharged(self)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: the dispatcher calls `__torch_dispatch__` itself, with no wrapper around each operator."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if func is _device_of and isinstance(args[0], FakeTensor) and not self.in_kernel_invocation:
             return args[0].fake_device
-        if self._inside or not isinstance(func, OpOverload):
-            return super().__torch_dispatch__(func, types, args, kwargs)
-        if not types and func not in _PINNING and runs_for_real(args, kwargs):
-            self.device.clock.host_work(LAUNCH_S)
+        # Subclasses that are not ours (DTensor) come back as operators on the tensors inside them.
+        if self._inside or not isinstance(func, OpOverload) or not OWN_TYPES.issuperset(types):
+            return self.dispatch(func, types, args, kwargs)
+        if REAL_TYPES.issuperset(types) and func not in PINNING and runs_for_real(args, kwargs):
+            self.device.clock.host_work(self.device.target.view_s)
             return func(*args, **kwargs)
         self._inside = True
         try:
-            handler = _HANDLERS.get(func)
+            if func in CANDIDATES:
+                func = as_on_card(func, args, self.device.adds_in_place)
+            handler = HANDLERS.get(func)
             if handler is not None:
                 result = handler(self, func, types, args, kwargs)
             else:
-                result = super().__torch_dispatch__(func, types, args, kwargs)
+                try:
+                    result = self.dispatch(func, types, args, kwargs)
+                except NO_DATA:
+                    result = by_values(self, func, args, kwargs)
+                    if result is UNKNOWN:
+                        raise
             if result is not NotImplemented:
                 self._charge(func, args, kwargs, result)
         finally:
@@ -111,18 +139,20 @@ class VirtualMode(FakeTensorMode):
 
     def plain(self, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The operator as FakeTensorMode runs it."""
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        return self.dispatch(func, types, args, kwargs)
 
     def _charge(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         rule = self._rules.get(func)
         if rule is None:
             rule = self._rules[func] = _Rule(func)
+        if self.device.attribution is not None:
+            self.device.attribution.passed()
         if rule.view:
-            self.device.clock.host_s += VIEW_S
+            self.device.clock.host_s += self.device.target.view_s
             if func is aten.lift_fresh.default:
                 self._charge_lifted(func, args[0], result)
             elif getattr(args[0], "_vgpu_twin", None) is not None:
-                follow(func, args, kwargs, [result] if isinstance(result, Tensor) else tensors_in(result))
+                follow_view(func, args, kwargs, [result] if isinstance(result, Tensor) else tensors_in(result))
             return
         outputs = (
             [result] if isinstance(result, Tensor) else tensors_in(result if isinstance(result, tuple | list) else ())
@@ -134,10 +164,19 @@ class VirtualMode(FakeTensorMode):
             return
         if rule.makes:
             self._charge_outputs(func, outputs)
-        if outputs and outputs[0].dtype in WHOLE:
+        if rule.resizes:
+            self._charge_resized(func, outputs)
+        if rule.collective:
+            follow_collective(self, func, args)
+        elif rule.writes:
+            if func not in KEEPS_VALUES:
+                follow_writes(func, args, kwargs, rule.written(args, kwargs))
+        elif outputs and followed(outputs[0]):
             follow(func, args, kwargs, outputs)
         self._charge_hidden(func, rule, args, kwargs)
-        self._charge_time(func, args, kwargs, inputs, outputs)
+        self._charge_time(func, args, kwargs, inputs, outputs or rule.written(args, kwargs))
+        if func is aten._local_scalar_dense.default:
+            self.device.clock.synchronize(self.device.stream)
 
     def _charge_outputs(self, func: OpOverload, outputs: list[Tensor]) -> None:
         memory = self.device.memory
@@ -146,6 +185,14 @@ class VirtualMode(FakeTensorMode):
                 storage = tensor.untyped_storage()
                 if not memory.holds(storage._cdata):
                     self._guarded(func, memory.take, storage, self.device.stream)
+
+    def _charge_resized(self, func: OpOverload, outputs: list[Tensor]) -> None:
+        """Results written to tensors that were given, and made larger if too small."""
+        memory = self.device.memory
+        for tensor in outputs:
+            storage = tensor.untyped_storage()
+            if memory.holds(storage._cdata):
+                self._guarded(func, memory.resize, storage, self.device.stream)
 
     def _charge_lifted(self, func: OpOverload, source: Tensor, result: Tensor) -> None:
         """`torch.tensor(..., device=)`, built below the modes, comes up here with its values."""
@@ -165,6 +212,7 @@ class VirtualMode(FakeTensorMode):
             self.device.unpriced[str(func)] += 1
 
     def _guarded(self, func: OpOverload, take: Callable[..., None], *args: Any) -> None:
+        self.device.memory.operator = func
         try:
             take(*args)
         except OutOfMemory as failure:
@@ -176,7 +224,7 @@ class VirtualMode(FakeTensorMode):
             for tensor in outputs:
                 stand_ins.set_pinned(tensor)
         moved = total_bytes(inputs) + total_bytes(outputs)
-        self.device.clock.host_work(LAUNCH_S + moved / self.device.target.host_bandwidth_bytes_s)
+        self.device.clock.host_work(self.device.target.view_s + moved / self.device.target.host_bandwidth_bytes_s)
 
     def _charge_time(
         self,
@@ -194,7 +242,7 @@ class VirtualMode(FakeTensorMode):
             return
         else:
             seconds, bound = self._kernels.duration(func, args, kwargs, inputs, outputs)
-        device.clock.launch(device.stream, seconds, bound, LAUNCH_S)
+        device.clock.launch(device.stream, seconds, bound, self._kernels.launch_s(func))
 
     def _charge_transfer(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], inputs: list[Tensor], outputs: list[Tensor]
@@ -202,103 +250,11 @@ class VirtualMode(FakeTensorMode):
         """A copy between host and card; the host waits for it unless it is non-blocking to or from pinned memory."""
         device = self.device
         seconds = total_bytes(outputs) / device.target.pcie_bytes_s
-        device.clock.launch(device.stream, seconds, Bound.TRANSFER, LAUNCH_S)
+        device.clock.launch(device.stream, seconds, Bound.TRANSFER, device.target.launch_s)
         asked = kwargs.get("non_blocking", False) or (len(args) > 2 and args[2] is True)
         on_host = [tensor for tensor in (*inputs, *outputs) if tensor.device.type == "cpu"]
         if not (asked and all(stand_ins.is_pinned(tensor) for tensor in on_host)):
             device.clock.synchronize(device.stream)
 
 
-_PINNING = {aten._pin_memory.default, aten.is_pinned.default}
 _COPIES = {aten._to_copy.default, aten.copy_.default}
-
-Handler = Callable[[VirtualMode, OpOverload, Any, Sequence[Any], Mapping[str, Any]], Any]
-
-
-def _scalar(mode: VirtualMode, func: OpOverload, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """`.item()`: the value where it is a known constant, a stand-in where not; either way the host waits."""
-    tensor = args[0]
-    if tensor.device.type == "vgpu":
-        mode.device.clock.synchronize(mode.device.stream)
-    if (values := known(tensor)) is not None:
-        return values.item()
-    try:
-        return mode.plain(func, types, args, kwargs)
-    except DataDependentOutputException:
-        return stand_ins.scalar(mode.device, tensor, func)
-
-
-def _true(mode: VirtualMode, func: OpOverload, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    mode.device.stand_ins[str(func)] += 1
-    return True
-
-
-def _longest(mode: VirtualMode, func: OpOverload, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Operators whose output is as long as the data say: so long where they are known, else the longest it can be."""
-    mode.device.clock.synchronize(mode.device.stream)
-    values = compute(func, args, kwargs)
-    if values is not None:
-        with mode:
-            return tree_map_only(Tensor, lambda value: _on_card(value, args[0].device), values)
-    mode.device.stand_ins[str(func)] += 1
-    with mode:
-        return stand_ins.longest(func, args, kwargs)
-
-
-def _on_card(values: Tensor, device: torch.device) -> Tensor:
-    tensor = torch.empty_strided(values.size(), values.stride(), dtype=values.dtype, device=device)
-    attach(tensor, values)
-    return tensor
-
-
-def _index(mode: VirtualMode, func: OpOverload, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Indexing; a mask picks as many elements as it has."""
-    if any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1]):
-        mode.device.clock.synchronize(mode.device.stream)
-        with mode:
-            args = (args[0], stand_ins.spread_masks(mode.device, args[1]), *args[2:])
-    return mode.plain(func, types, args, kwargs)
-
-
-def _pin(mode: VirtualMode, func: OpOverload, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    with mode:
-        pinned = torch.empty_like(args[0], device="cpu")
-    stand_ins.set_pinned(pinned)
-    return pinned
-
-
-def _pinned(mode: VirtualMode, func: OpOverload, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    return stand_ins.is_pinned(args[0])
-
-
-def _copy_to_real(
-    mode: VirtualMode, func: OpOverload, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Any:
-    """A copy; into a real tensor it brings stand-in zeros, as what is on the card has no data."""
-    target = args[0]
-    if isinstance(target, FakeTensor) or target.device.type == "vgpu":
-        return mode.plain(func, types, args, kwargs)
-    mode.device.stand_ins[str(func)] += 1
-    return target.zero_()
-
-
-def _record(mode: VirtualMode, func: OpOverload, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    mode.device.memory.record_stream(args[0].untyped_storage(), args[1].stream_id)
-
-
-_HANDLERS: dict[OpOverload, Handler] = {
-    aten._local_scalar_dense.default: _scalar,
-    aten.equal.default: _true,
-    aten.nonzero.default: _longest,
-    aten.masked_select.default: _longest,
-    aten._unique2.default: _longest,
-    aten.unique_dim.default: _longest,
-    aten.unique_consecutive.default: _longest,
-    aten.index.Tensor: _index,
-    aten.index_put_.default: _index,
-    aten.index_put.default: _index,
-    aten._pin_memory.default: _pin,
-    aten.is_pinned.default: _pinned,
-    aten.record_stream.default: _record,
-    aten.copy_.default: _copy_to_real,
-}

@@ -57,12 +57,13 @@ def out_of_memory_error(
     target = device.target
     in_use = failure.reserved_bytes + (target.outside_bytes or 0)
     line = asking_line(frame)
+    allowed = "" if failure.allowed_bytes is None else f"{format_size(failure.allowed_bytes)} allowed; "
     message = (
         f"CUDA out of memory. Tried to allocate {format_size(failure.segment_bytes)}. "
         f"GPU 0 has a total capacity of {format_size(target.memory_bytes)} "
         f"of which {format_size(failure.free_bytes)} is free. "
         f"Including non-PyTorch memory, this process has {format_size(in_use)} memory in use. "
-        f"Of the allocated memory {format_size(failure.allocated_bytes)} is allocated by PyTorch, and "
+        f"{allowed}Of the allocated memory {format_size(failure.allocated_bytes)} is allocated by PyTorch, and "
         f"{format_size(failure.reserved_bytes - failure.allocated_bytes)} is reserved by PyTorch but unallocated. "
         f"Asked for by {operator} at {line}."
     )

@@ -6,12 +6,15 @@ choice of attention, and shape rules for CUDA operators that come without one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_impls import register_op_impl
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from bench.vgpu.attention import attention
 from bench.vgpu.device import current
 from bench.vgpu.realness import LIMIT
 
@@ -29,8 +32,25 @@ def install() -> None:
     kernels.impl("empty.memory_format", _empty, "PrivateUse1")
     kernels.impl("_copy_from", _copy_from, "PrivateUse1")
     kernels.impl("scaled_dot_product_attention", attention, "AutogradPrivateUse1")
+    for name in (
+        "lstm.input",
+        "lstm.data",
+        "gru.input",
+        "gru.data",
+        "rnn_tanh.input",
+        "rnn_tanh.data",
+        "rnn_relu.input",
+        "rnn_relu.data",
+    ):
+        kernels.impl(name, _cell_by_cell(name), "AutogradPrivateUse1")
+    kernels.impl("softmax.int", _softmax, "AutogradPrivateUse1")
+    kernels.impl("log_softmax.int", _log_softmax, "AutogradPrivateUse1")
     kernels.impl("_thnn_fused_gru_cell", _gru_cell, "Meta")
     kernels.impl("_thnn_fused_gru_cell_backward", _gru_cell_backward, "Meta")
+    register_op_impl(aten._thnn_fused_lstm_cell.default)(_lstm_cell)
+    kernels.impl("_sample_dirichlet", _like_first, "Meta")
+    kernels.impl("_dirichlet_grad", _like_first, "Meta")
+    kernels.impl("binomial", _like_first, "Meta")
     for name in (
         "_fused_sgd_",
         "_fused_sgd_.tensor_lr",
@@ -79,13 +99,66 @@ def _in_place(*args: Any, **kwargs: Any) -> None:
     """Fused optimizers write into their arguments and return nothing."""
 
 
+def _cell_by_cell(name: str) -> Callable[..., Any]:
+    """A recurrent network as PyTorch runs it without cuDNN: step by step, with the fused cells.
+
+    With cuDNN it is one operator that keeps a "reserve space" for its backward; how large, only cuDNN can tell
+    (cudnnGetRNNTempSpaceSizes), and there is no published rule. So these steps stand in for it, and it is counted.
+    """
+    packet, _, overload = name.partition(".")
+    composite = getattr(getattr(aten, packet), overload)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if torch.backends.cudnn.enabled:
+            current().unpriced[f"cuDNN's reserve space of {composite}, in place of which every step is kept"] += 1
+        return composite._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)  # not torch._decomp
+
+    return kernel
+
+
+def _like_first(first: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Draws of a distribution are shaped as its first parameter."""
+    return torch.empty_like(first)
+
+
+def _softmax(values: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    return _maybe_widened(aten._softmax.default, values, dim, dtype)
+
+
+def _log_softmax(values: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    return _maybe_widened(aten._log_softmax.default, values, dim, dtype)
+
+
+def _maybe_widened(func: Any, values: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
+    """CUDA's kernel itself goes from float16 to float32; any other type is converted first.
+
+    aten/src/ATen/native/SoftMax.cpp, softmax and log_softmax (torch 2.13).
+    """
+    widens = values.dtype is torch.float16 and dtype is torch.float32
+    out: Tensor = func(values if widens or dtype is None else values.to(dtype), dim, widens)
+    return out
+
+
 def _one_kernel(*args: Any, **kwargs: Any) -> Any:
     """CUDA has a kernel where other devices run a formula; with one registered, the operator reaches the mode whole."""
     raise NotImplementedError("the virtual GPU has no data")
 
 
+def _lstm_cell(mode: FakeTensorMode, func: Any, gates: Tensor, hidden_gates: Tensor, cx: Tensor, *biases: Any) -> Any:
+    """New states and the workspace of four gates, without torch's own rule, which fails where there is no bias.
+
+    aten/src/ATen/native/cuda/RNN.cu, torch 2.13.
+    """
+    states = (torch.empty_like(cx, memory_format=torch.contiguous_format) for _ in range(2))
+    return (*states, torch.empty_like(gates, memory_format=torch.contiguous_format))
+
+
 def _gru_cell(
-    input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, input_bias: Tensor | None, hidden_bias: Tensor | None
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    hx: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """New hidden state and the workspace of five gates (aten/src/ATen/native/cuda/RNN.cu, torch 2.13)."""
     return torch.empty_like(hx, memory_format=torch.contiguous_format), hx.new_empty((hx.size(0), 5 * hx.size(1)))
@@ -105,98 +178,3 @@ def _gru_cell_backward(
         bias,
         torch.empty_like(bias) if bias is not None else None,
     )
-
-
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """Scaled dot product attention with the kernel that CUDA would choose.
-
-    aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (torch 2.13): flash, then memory-efficient, then plain math. On
-    Hopper cuDNN's kernel comes before flash; it keeps an output and a log-sum-exp of the same sizes, and flash stands
-    in for it here.
-    """
-    match _backend(query, key, value, attn_mask, dropout_p):
-        case "flash":
-            return _flash(query, key, value, dropout_p, is_causal, scale)
-        case "efficient":
-            return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    return torch.ops.aten._scaled_dot_product_attention_math(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-    )[0]
-
-
-def _backend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float) -> str:
-    major, minor = current().target.capability
-    half = query.dtype in (torch.float16, torch.bfloat16)
-    head, head_value = query.size(-1), value.size(-1)
-    dense = query.dim() == 4 and key.size(-2) > 0 and query.size(-2) > 0
-    trains = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-    # check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120
-    narrow = (major, minor) in ((8, 6), (8, 9), (12, 0), (12, 1)) and trains
-    refused = narrow and (192 < head <= 224 or (head > 224 and dropout_p > 0))
-    cuda = torch.backends.cuda
-    if (
-        cuda.flash_sdp_enabled()
-        and dense
-        and half
-        and major >= 8
-        and attn_mask is None
-        and head == head_value <= 256
-        and not refused
-    ):
-        return "flash"
-    alignment = 8 if half else 4
-    fits = major >= 8 or (major >= 5 and query.dtype != torch.bfloat16)
-    if (
-        cuda.mem_efficient_sdp_enabled()
-        and dense
-        and fits
-        and query.dtype in (torch.float16, torch.bfloat16, torch.float32)
-        and head % alignment == 0
-        and head_value % alignment == 0
-    ):
-        return "efficient"
-    return "math"
-
-
-def _flash(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, is_causal: bool, scale: float | None) -> Tensor:
-    head = query.size(-1)
-    scale = scale if scale is not None else head**-0.5
-    if head % 8:  # pad_last_dim<8> in aten/src/ATen/native/transformers/attention.cpp
-        query, key, value = (torch.nn.functional.pad(each, (0, 8 - head % 8)) for each in (query, key, value))
-    out = torch.ops.aten._scaled_dot_product_flash_attention(
-        query, key, value, dropout_p, is_causal, False, scale=scale
-    )[0]
-    return out[..., :head] if head % 8 else out
-
-
-def _efficient(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-) -> Tensor:
-    if enable_gqa:
-        groups = query.size(-3) // key.size(-3)
-        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
-    if attn_mask is not None:
-        if attn_mask.dtype is torch.bool:  # convert_boolean_attn_mask
-            infinity = torch.tensor(float("-inf"), dtype=query.dtype, device=query.device)
-            attn_mask = torch.where(attn_mask, torch.zeros_like(infinity), infinity)
-        attn_mask = attn_mask.expand(query.size(0), query.size(1), query.size(2), key.size(2))
-    trains = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-    return torch.ops.aten._scaled_dot_product_efficient_attention(
-        query, key, value, attn_mask, trains, dropout_p, is_causal, scale=scale
-    )[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copyreg
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partialmethod
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.optim.optimizer import _foreach_supported_types as _optimizer_kinds
 from torch.utils import _foreach_utils
 
 
@@ -70,24 +72,30 @@ class _NotFake:
 def patched_torch(uncharged: AbstractContextManager[None]) -> Iterator[None]:
     """Change torch for as long as the context lasts.
 
-    `module.to()` swaps fake parameters. Optimizers take fake tensors for foreach, as they take CUDA's. What DTensor runs
-    only to learn the shape of a global result, it runs in `uncharged`.
+    `module.to()` swaps fake parameters. Optimizers take fake tensors for foreach, as they take CUDA's. What DTensor
+    runs only to learn the shape of a global result, it runs in `uncharged`.
     """
     lock = ShardingPropagator._fake_mode_lock
     swap = torch.utils.swap_tensors
     apply = torch.nn.Module._apply
-    kinds = _foreach_utils._foreach_supported_types
+    kinds = (_foreach_utils._foreach_supported_types, _optimizer_kinds)
 
     def swap_fakes(first: Tensor, second: Tensor) -> None:
-        fake = isinstance(first, FakeTensor) or isinstance(second, FakeTensor)
-        (_swap if fake else swap)(first, second)
+        if not (isinstance(first, FakeTensor) or isinstance(second, FakeTensor)):
+            swap(first, second)
+            return
+        _swap(first, second)
+        if sys._getframe(1).f_code is apply.__code__:
+            with uncharged:  # setting data would free the old storage here, not with the next parameter
+                second.data = second.new_empty(0)
 
     torch.utils.swap_tensors = swap_fakes
-    torch.nn.Module._apply = partialmethod(_apply, apply)  # type: ignore[method-assign]
+    torch.nn.Module._apply = partialmethod(_apply, apply)  # type: ignore[method-assign, assignment]
     ShardingPropagator._fake_mode_lock = uncharged  # type: ignore[assignment]
     torch._subclasses.FakeTensor = _NotFake  # type: ignore[misc, assignment]
-    kinds.append(FakeTensor)  # type: ignore[arg-type]
-    FakeTensor.__deepcopy__ = _deepcopy  # type: ignore[attr-defined]
+    for each in kinds:
+        each.append(FakeTensor)
+    FakeTensor.__deepcopy__ = _deepcopy  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
@@ -95,5 +103,6 @@ def patched_torch(uncharged: AbstractContextManager[None]) -> Iterator[None]:
         torch.nn.Module._apply = apply  # type: ignore[method-assign]
         ShardingPropagator._fake_mode_lock = lock
         torch._subclasses.FakeTensor = FakeTensor  # type: ignore[misc]
-        del FakeTensor.__deepcopy__  # type: ignore[attr-defined]
-        kinds.remove(FakeTensor)  # type: ignore[arg-type]
+        del FakeTensor.__deepcopy__
+        for each in kinds:
+            each.remove(FakeTensor)

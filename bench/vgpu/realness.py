@@ -13,9 +13,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 LIMIT = 2**16
 """Elements up to which a CPU factory makes a real tensor."""
+
+REAL_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+"""Types of real tensors."""
+
+OWN_TYPES = REAL_TYPES | {FakeTensor}
+"""Types that the virtual GPU runs itself; others wrap tensors of these."""
 
 
 def runs_for_real(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -30,7 +37,7 @@ def runs_for_real(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         return all(tensor.device.type != "vgpu" for tensor in tensors)
     if any(isinstance(value, list | tuple) and value and isinstance(value[0], Tensor) for value in args):
         return True
-    return device is not None and torch.device(device).type == "meta" or _elements(args) <= LIMIT
+    return (device is not None and torch.device(device).type == "meta") or _elements(args) <= LIMIT
 
 
 def _elements(args: Sequence[Any]) -> int:

@@ -6,6 +6,7 @@ Rules from c10/cuda/CUDACachingAllocator.cpp, torch 2.13 (`Block`, `BlockPool`, 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from typing import Any, Final
 
 from bench.vgpu.allocator_stats import Counters
@@ -20,6 +21,9 @@ _STATE_NAMES: Final = {FREE: "inactive", ALLOCATED: "active_allocated", WAITING:
 ADDRESS_BITS: Final = 64
 FIRST_ADDRESS: Final = 0x7000_0000_0000  # any value will do; CUDA's addresses look like this
 ADDRESS_ALIGNMENT_BYTES: Final = 2 * 2**20  # the page size of the card
+
+Observer = Callable[[str, int, int, int], None]
+"""Told of every event as CUDA's trace names it: action, address, bytes, stream (`TraceEntry`, `record_trace`)."""
 
 
 class Block:
@@ -209,6 +213,7 @@ class Card:
         history: Bytes handed out by each call so far, in order.
         calls: Number of calls that handed out memory, since they were last counted from zero.
         returns: Number of calls that gave memory back, likewise.
+        observer: Told of segments made and given back, and of pages mapped and unmapped.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -218,6 +223,7 @@ class Card:
         self.history: list[int] = []
         self.calls = 0
         self.returns = 0
+        self.observer: Observer | None = None
         self._next_address = FIRST_ADDRESS
 
     @property
@@ -254,7 +260,10 @@ class Card:
             return None
         for counters in (free_list.pool.counters, self.counters):
             counters.segment.increase(1)
-        return self.new_segment(free_list, size_bytes, 0, FREE).head
+        segment = self.new_segment(free_list, size_bytes, 0, FREE)
+        if self.observer is not None:
+            self.observer("segment_alloc", segment.address, size_bytes, free_list.stream)
+        return segment.head
 
     def free(self, block: Block) -> None:
         """Give the segment back of which `block` is all (cudaFree)."""
@@ -264,6 +273,8 @@ class Card:
         self.give_back(segment.free_list.pool, segment.size_bytes)
         for counters in (segment.free_list.pool.counters, self.counters):
             counters.segment.decrease(1)
+        if self.observer is not None:
+            self.observer("segment_free", segment.address, segment.size_bytes, segment.free_list.stream)
 
 
 def link(left: Block | None, right: Block | None, segment: Segment) -> None:

@@ -1,7 +1,7 @@
 """Memory that CUDA operators take which sort: cub's buffers and the tensors around them.
 
-Sources, torch 2.13, below aten/src/ATen: cuda/cub.cuh and cub-RadixSortPairs.cuh (the wheel ships both), and the file that
-each function names. cub allocates through `CUB_WRAPPER` from the caching allocator.
+Sources, torch 2.13, below aten/src/ATen: cuda/cub.cuh and cub-RadixSortPairs.cuh (the wheel ships both), and the file
+that each function names. cub allocates through `CUB_WRAPPER` from the caching allocator.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def unique_phases(tensor: Tensor, return_inverse: bool) -> Sequence[Sequence[int
 
 
 def index_put_phases(count: int, values_bytes: int) -> Sequence[Sequence[int]]:
-    """`index_put` with accumulation sorts its linear index: itself, sorted, positions, a range (native/cuda/Indexing.cu).
+    """`index_put` with accumulation sorts its linear index (native/cuda/Indexing.cu): that, sorted, positions, a range.
 
     Args:
         count: Indices.

@@ -1,7 +1,8 @@
 """Answers that only data could give, made up in a stated way and counted.
 
-A number is 0, a truth value is False; a line that keeps asking for the same (a loop that ends on data) is answered the
-other way after `PATIENCE` times in a row. A length that the data decide is the longest possible.
+A number is 0, a truth value is False; a line that keeps asking (a loop that ends on data) is answered the other way
+after `PATIENCE` times. A length that the data decide is the longest possible; where there is no bound, as if each value
+were the least: `bincount` finds zeros, `repeat_interleave` repeats once.
 """
 
 from __future__ import annotations
@@ -23,21 +24,38 @@ from bench.vgpu.known import known
 
 aten = torch.ops.aten
 
-PATIENCE = 100
+PATIENCE = 1000
 
 _asked: Counter[tuple[str, int]] = Counter()
 
 
 def scalar(device: Device, tensor: Tensor, func: OpOverload) -> bool | int | float:
     """The stand-in for `.item()` on `tensor`."""
+    answer = truth(device, func, False)
+    if tensor.dtype is torch.bool:
+        return answer
+    return float(answer) if tensor.is_floating_point() else int(answer)
+
+
+def truth(device: Device, func: OpOverload, usual: bool) -> bool:
+    """`usual`, or its opposite if the line that asks has been told so for too long.
+
+    torch.distributions asks only whether its arguments are valid; they are.
+    """
     device.stand_ins[f"{func}"] += 1
     frame = _asking_frame(sys._getframe(1))
+    if frame.f_globals.get("__name__", "").startswith("torch.distributions"):
+        return True
     place = (frame.f_code.co_filename, frame.f_lineno)
     _asked[place] += 1
-    flip = (_asked[place] // PATIENCE) % 2 == 1
-    if tensor.dtype is torch.bool:
-        return flip
-    return float(flip) if tensor.is_floating_point() else int(flip)
+    return usual != ((_asked[place] // PATIENCE) % 2 == 1)
+
+
+def made_up(device: Device, func: OpOverload, tensor: Tensor) -> None:
+    """Note that a real tensor gets values that nobody knows; `save_on_cpu` puts them away without a look at them."""
+    tensor._vgpu_made_up = True  # type: ignore[attr-defined]
+    if _asking_frame(sys._getframe(1)).f_globals.get("__name__") != "torch.autograd.graph":
+        device.stand_ins[f"{func}"] += 1
 
 
 def _asking_frame(frame: FrameType) -> FrameType:
@@ -58,9 +76,19 @@ def longest(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     if func is aten.masked_select.default:
         shape = torch.broadcast_shapes(tensor.shape, args[1].shape)
         return tensor.new_empty((shape.numel(),))
-    count = tensor.size(args[1]) if func is aten.unique_dim.default else tensor.numel()
-    values = torch.empty_like(tensor) if func is aten.unique_dim.default else tensor.new_empty((count,))
-    inverse = torch.empty_like(tensor, dtype=torch.int64)
+    if func is aten.bincount.default:
+        length = max(kwargs.get("minlength", args[2] if len(args) > 2 else 0), 1)
+        weights = kwargs.get("weights", args[1] if len(args) > 1 else None)
+        return tensor.new_empty((length,), dtype=torch.int64 if weights is None else torch.float64)
+    if func is aten.repeat_interleave.Tensor:
+        return torch.empty((kwargs.get("output_size") or tensor.numel(),), dtype=torch.int64, device=tensor.device)
+    if func is aten.unique_consecutive.default:
+        dim = kwargs.get("dim", args[3] if len(args) > 3 else None)
+    else:
+        dim = args[1] if func is aten.unique_dim.default else None
+    count = tensor.numel() if dim is None else tensor.size(dim)
+    values = tensor.new_empty((count,)) if dim is None else torch.empty_like(tensor)
+    inverse = torch.empty(tensor.shape if dim is None else (count,), dtype=torch.int64, device=tensor.device)
     return values, inverse, torch.empty((count,), dtype=torch.int64, device=tensor.device)
 
 
@@ -128,7 +156,7 @@ def _numpy(tensor: FakeTensor, *, force: bool = False) -> Any:
 def answering() -> Iterator[None]:
     """Let fake tensors answer `.tolist()` and `.numpy()`."""
     tolist = FakeTensor.tolist
-    FakeTensor.tolist = _tolist  # type: ignore[method-assign]
+    FakeTensor.tolist = _tolist  # type: ignore[method-assign, assignment]
     FakeTensor.numpy = _numpy  # type: ignore[method-assign, assignment]
     try:
         yield

@@ -14,19 +14,24 @@ class Stream(torch.Stream):
     """A queue of work with a clock of its own. `Stream()` takes one from the pool; `stream_id=0` is the default one."""
 
     def __new__(cls, device: Any = None, priority: int = 0, stream_id: int | None = None) -> Stream:
+        """A stream of the pool, or the one of this id."""
         if stream_id is None:
             stream_id = current().new_stream()
         index = torch.device(device).index if isinstance(device, str | torch.device) else device
-        kind = int(torch._C._autograd.DeviceType.PrivateUse1)
-        return super().__new__(cls, stream_id=stream_id, device_index=index or 0, device_type=kind)
+        kind = int(torch._C._autograd.DeviceType.PrivateUse1)  # type: ignore[call-overload]
+        made = super().__new__(cls, stream_id=stream_id, device_index=index or 0, device_type=kind)
+        made._outer = []
+        return made
+
+    _outer: list[int]
 
     def __enter__(self) -> Stream:
-        self._outer = current().stream
+        self._outer.append(current().stream)
         current().stream = self.stream_id
         return self
 
     def __exit__(self, *exc: object) -> None:
-        current().stream = self._outer
+        current().stream = self._outer.pop()
 
     def wait_event(self, event: Event) -> None:  # type: ignore[override]
         """Hold later work of this stream until `event` has happened."""

@@ -36,10 +36,13 @@ class Target:
         capability: CUDA compute capability.
         multiprocessors: Streaming multiprocessors.
         bandwidth_bytes_s: Memory bandwidth.
+        attained_bytes_s: What kernels attain of it.
         flops_s: Dense peak by arithmetic type; a type that the card lacks is absent.
         matmul_flops_s: Attained by large matrix products, by arithmetic type.
         pcie_bytes_s: Host link, one direction.
         host_bandwidth_bytes_s: Host memory bandwidth.
+        launch_s: Seconds that the host is busy with an operator that launches a kernel, Python around it included.
+        view_s: The same of an operator that launches none.
         group: The cards it trains with.
     """
 
@@ -50,10 +53,13 @@ class Target:
     capability: tuple[int, int]
     multiprocessors: int
     bandwidth_bytes_s: float
+    attained_bytes_s: float
     flops_s: Mapping[str, float]
     matmul_flops_s: Mapping[str, float]
     pcie_bytes_s: float
     host_bandwidth_bytes_s: float
+    launch_s: float
+    view_s: float
     group: Group = field(default_factory=Group)
 
     @property
@@ -80,10 +86,13 @@ def _target(name: str, row: Mapping[str, Any]) -> Target:
         capability=tuple(row["capability"]),
         multiprocessors=row["multiprocessors"],
         bandwidth_bytes_s=row["bandwidth_gb_s"] * 1e9,
+        attained_bytes_s=row["attained_gb_s"] * 1e9,
         flops_s=peaks,
         matmul_flops_s={**peaks, **attained},
         pcie_bytes_s=row["pcie_gb_s"] * 1e9,
         host_bandwidth_bytes_s=row["host_bandwidth_gb_s"] * 1e9,
+        launch_s=row["host_us"]["launch"] * 1e-6,
+        view_s=row["host_us"]["view"] * 1e-6,
         group=Group(
             nodes=group.get("nodes", 1),
             cards=group.get("cards", 1),

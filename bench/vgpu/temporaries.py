@@ -1,8 +1,8 @@
 """Memory that CUDA operators take inside and no tensor shows: one table, an entry per operator.
 
 Each entry gives sizes in bytes, phase by phase: what lives at the same time is one phase. Files are named below
-aten/src/ATen of torch 2.13. Scratch that is bounded by what a card runs at once is left out: the staging buffers of large
-reductions (native/cuda/Reduce.cuh) and the tile states of cub's scans and selections, together below 1 MiB.
+aten/src/ATen of torch 2.13. Scratch that is bounded by what a card runs at once is left out: the staging buffers of
+large reductions (native/cuda/Reduce.cuh) and the tile states of cub's scans and selections, together below 1 MiB.
 """
 
 from __future__ import annotations
@@ -215,11 +215,13 @@ def _flash_forward(call: Call) -> Phases:
 
 
 def _flash_backward(call: Call) -> Phases:
-    return (attention_space.flash_backward(*call.args[1:3]),)
+    query, key = call.args[1:3]
+    return (attention_space.flash_backward(query, key),)
 
 
 def _efficient_backward(call: Call) -> Phases:
-    return attention_space.efficient_backward(*call.args[1:4], call.target.capability)
+    query, key, value = call.args[1:4]
+    return attention_space.efficient_backward(query, key, value, call.target.capability)
 
 
 def _foreach_norm(call: Call) -> Phases:

@@ -59,6 +59,12 @@ def test_what_a_workload_cannot_take_is_a_refused_record(cell: MakeCell) -> None
     assert record.reason == "MaddpgHopper cannot take sharding=fsdp: it has no shards()"
 
 
+def test_accumulation_divides_the_batch_that_the_techniques_make(cell: MakeCell) -> None:
+    # The preset's batch of 8 has no 3 equal parts, the 12 asked for have.
+    record = run_cell(cell("seq2seq_beam", "tiny", "rtx4090", batch_size=12, accumulation=3))
+    assert (record.status, record.items_per_step) == (Status.OK, 12)
+
+
 def test_tiny_presets_run_on_every_target(cell: MakeCell) -> None:
     for target in ("rtx4090", "h100", "h100_2x4", "a100_80", "v100_32", "k80"):
         record = run_cell(cell("fsdp_transformer", "tiny", target))

@@ -58,6 +58,24 @@ class Fake:
     def finish_step(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class NestedSettings:
+    batch_size: int = 8
+    inner: FakeSettings = FakeSettings()
+
+
+class NoPresets(Fake):
+    presets: ClassVar = {}
+
+
+class DictPresets(Fake):
+    presets: ClassVar = {"only": {"batch_size": 8}}
+
+
+class NestedPresets(Fake):
+    presets: ClassVar = {"only": NestedSettings()}
+
+
 class Broken:
     """Lacks most of a workload."""
 

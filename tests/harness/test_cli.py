@@ -210,6 +210,13 @@ def test_ctrl_c_keeps_what_has_finished_and_the_same_command_resumes(place: Path
     assert [record["status"] for record in stored()] == ["ok", "ok", "oom"]
 
 
+def test_ctrl_c_in_a_single_run_is_one_line(place: Path) -> None:
+    process = start("run", FAKE, "store=cells.jsonl", f"workload.folder={place}", "workload.ending=hang")
+    wait_for(place)
+    os.killpg(process.pid, signal.SIGINT)
+    assert finish(process) == (130, [], ["oombench: interrupted"])
+
+
 def test_a_disk_that_fills_up_ends_the_sweep_with_whole_lines(oombench: Command) -> None:
     words = (FAKE, "store=cells.jsonl", f"workload.name={'long ' * 1000}")
     oombench("run", *words)

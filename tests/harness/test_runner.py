@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import torch
 from harness_tools import is_gone, job, outcomes, wait_for
 
 from bench import host, runner
@@ -79,8 +80,11 @@ def test_what_a_cell_started_ends_with_it() -> None:
     assert is_gone(int(child))
 
 
-def test_a_cell_computes_on_one_thread() -> None:
+def test_a_cell_computes_on_one_thread_a_measured_one_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert outcomes([job("workload.ending=threads")])["threads"].record.notes == ["1"]
+    monkeypatch.setattr("bench.resolve.why_not_measured", lambda target: None)
+    measured = outcomes([job("workload.ending=threads", "source=measured")])["threads"].record
+    assert measured.notes == [str(torch.get_num_threads())]
 
 
 def test_measured_cells_come_first_and_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,14 @@ def test_label_of_a_record_older_than_a_technique():
     assert label({"precision": "fp32"}, PLAIN) == "baseline"
 
 
+def test_a_record_older_than_a_technique_or_a_setting_gives_way_to_the_new_one(record, baselines):
+    old, new = record(21.4, 612), record(12.5, 500)
+    del old.cell["techniques"]["clip"]
+    old.cell["settings"] = {"batch_size": 16, "beam": 64}
+    (row,) = rows(tidy([old, new], baselines))
+    assert row["steady_bytes"] == new.steady.allocated_bytes
+
+
 def test_columns(tables):
     for table in tables.values():
         assert table.dtypes.astype(str).to_dict() == COLUMNS
