@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import statistics
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -92,7 +93,9 @@ class _Run:
                 self._timing_pass(trainer, card)
         except torch.OutOfMemoryError as error:
             status, reason = Status.OOM, _explained(error)
-            if trainer is not None:
+            if trainer is None:
+                card.mark_all("parameters")
+            else:
                 trainer.mark_gradients()
                 trainer.mark_optimizer()
             self.facts["steady" if "first" in self.facts else "first"] = _peak(card)
@@ -179,14 +182,14 @@ class _Run:
         )
 
 
-class _collecting_by_hand:  # noqa: N801 - a context, used like a function
+@contextmanager
+def _collecting_by_hand() -> Iterator[None]:
     """No garbage collection but between steps: when it strikes decides when memory in cycles is freed."""
-
-    def __enter__(self) -> None:
-        gc.collect()
-        gc.disable()
-
-    def __exit__(self, *exc: object) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
         gc.enable()
 
 

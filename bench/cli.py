@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         status = app(args=arguments, prog_name="oombench", standalone_mode=False) or 0
     except OombenchError as error:
-        return _fail(str(error), getattr(error, "exit_status", 2))
+        return _fail(str(error), error.exit_status)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 130)
     except UsageError as error:

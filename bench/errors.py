@@ -2,7 +2,9 @@
 
 OombenchError
 ├── BadInput           the user named something that does not exist, or a value that cannot be
-└── Refused            a technique that this workload cannot take
+├── Refused            a technique that this workload cannot take
+├── store.WriteFailed  a full disk, a folder without permission
+└── sweep.Interrupted  Ctrl-C
 """
 
 from __future__ import annotations
@@ -12,15 +14,21 @@ from collections.abc import Iterable
 
 
 class OombenchError(Exception):
-    """Base of all errors with a message for the user: one line, no traceback."""
+    """Base of all errors with a message for the user: one line, no traceback.
+
+    Attributes:
+        exit_status: Of the command that it ends.
+    """
+
+    exit_status = 2
 
 
 class BadInput(OombenchError):
-    """A name, value or combination that the user has to correct; exit status 2."""
+    """A name, value or combination that the user has to correct."""
 
 
 class Refused(OombenchError):
-    """A technique that a workload cannot take; a row with a reason in a sweep, exit status 2 in a single run."""
+    """A technique that a workload cannot take; a row with a reason in a sweep, the end of a single run."""
 
 
 def unknown(kind: str, word: object, known: Iterable[object]) -> BadInput:

@@ -54,9 +54,11 @@ class Moment:
         return sums if len(sums) <= top else folded(sums)
 
     def largest(self, top: int) -> tuple[list[tuple[Allocation, int]], int]:
-        """The largest allocations, equal ones counted together; and how many others there are."""
-        counts = Counter(self.allocations)
-        rows = list(counts.items())[:top]
+        """The largest allocations, equal ones of layers that repeat counted together; and how many others there are."""
+        groups: dict[Allocation, list[Allocation]] = {}
+        for made in self.allocations:
+            groups.setdefault(made._replace(module=_folded(made.module)), []).append(made)
+        rows = [(made if len(same) > 1 else same[0], len(same)) for made, same in list(groups.items())[:top]]
         return rows, len(self.allocations) - sum(count for _, count in rows)
 
     def headline(self) -> str:
@@ -119,5 +121,9 @@ def folded(sums: Mapping[str, int]) -> dict[str, int]:
     """Sums by name, in which layers that repeat are one: `layers.*.mlp` for `layers.17.mlp` and its like."""
     together: Counter[str] = Counter()
     for name, size_bytes in sums.items():
-        together[_INDEX.sub("*", name)] += size_bytes
+        together[_folded(name)] += size_bytes
     return dict(together)
+
+
+def _folded(name: str) -> str:
+    return _INDEX.sub("*", name)

@@ -9,20 +9,23 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from bench import host
+from bench.config import Cell
 from bench.record import Source
 
 PACKAGES = ("oombench", "torch", "transformers")
 """Packages whose version a number can depend on."""
 
 
-def provenance(source: Source) -> dict[str, Any]:
-    """What to put beside a number got by `source`, now."""
-    facts = {**_fixed(), "time": datetime.now(UTC).isoformat(timespec="seconds")}
-    if source is Source.MEASURED:
+def provenance(cell: Cell) -> dict[str, Any]:
+    """What to put beside the numbers of `cell`, now."""
+    time = datetime.now(UTC).isoformat(timespec="seconds")
+    facts = {**_fixed(), "code": code(cell.workload), "time": time}
+    if cell.source is Source.MEASURED:
         facts["cards"] = [{"name": name, "driver": driver} for name, driver in host.cards().items()]
     return facts
 
@@ -35,20 +38,33 @@ def _fixed() -> dict[str, Any]:
         **{package: _version(package) for package in PACKAGES},
         "os": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": _cpu(),
-        "code": code(),
         **_commit(),
     }
 
 
 @cache
-def code() -> str:
-    """16 hex digits that name the source files of bench and workloads, with or without git."""
-    root = Path(__file__).parent.parent
+def code(workload: str) -> str:
+    """16 hex digits that name the sources of bench, workloads and the package of `workload`, with or without git."""
     digest = hashlib.sha256()
-    for path in sorted((*root.glob("bench/**/*"), *root.glob("workloads/**/*"))):
-        if path.suffix in (".py", ".yaml", ".csv"):
-            digest.update(f"{path.relative_to(root).as_posix()}\n".encode() + path.read_bytes())
+    for package in sorted({"bench", "workloads", workload.partition(":")[0].partition(".")[0]}):
+        for name, path in sorted(_sources(package).items()):
+            digest.update(f"{package}/{name}\n".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _sources(package: str) -> dict[str, Path]:
+    """The files of a package, or of a module, by name."""
+    spec = find_spec(package)
+    if spec is None:
+        return {}
+    if spec.submodule_search_locations is None:
+        return {package: Path(spec.origin)} if spec.has_location and spec.origin else {}
+    return {
+        path.relative_to(folder).as_posix(): path
+        for folder in spec.submodule_search_locations
+        for path in Path(folder).glob("**/*")
+        if path.suffix in (".py", ".yaml", ".csv")
+    }
 
 
 def _version(package: str) -> str | None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from bench.errors import BadInput
 from bench.record import Record
 from bench.resolve import find_target, find_workload, techniques
-from bench.store import records_at
+from bench.store import WriteFailed, records_at
 
 STORE = "cells.jsonl"
 
@@ -26,11 +26,18 @@ def stores_at(paths: Sequence[Path]) -> list[Path]:
         if not found:
             raise BadInput(f"no results/*/{STORE} here: run oombench sweep first, or name a store")
         return found
-    stores = [path / STORE if path.is_dir() else path for path in paths]
-    for store in stores:
-        if not store.exists():
-            raise BadInput(f"no store at {store}")
-    return stores
+    return [_store_at(path) for path in paths]
+
+
+def _store_at(path: Path) -> Path:
+    try:
+        store = path / STORE if path.is_dir() else path
+        is_there = store.exists()
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror}") from error
+    if not is_there:
+        raise BadInput(f"no store at {store}")
+    return store
 
 
 def publish_stores(paths: Sequence[Path], into: Path | None, console: Console) -> None:
@@ -62,7 +69,11 @@ def _publish(records: Sequence[Record], stores: Sequence[Path], folder: Path, co
         raise BadInput(f"no records in {', '.join(str(path) for path in stores)}")
     capacities = {name: find_target(name).capacity_bytes for name in _values(records, "target")}
     baselines = {path: techniques(find_workload(path), {}) for path in _values(records, "workload")}
-    for path in publish(records, folder, baselines=baselines, capacities=capacities):
+    try:
+        written = publish(records, folder, baselines=baselines, capacities=capacities)
+    except OSError as error:
+        raise WriteFailed(f"cannot write {error.filename or folder}: {error.strerror}") from error
+    for path in written:
         console.print(str(path), soft_wrap=True)
 
 

@@ -153,7 +153,7 @@ class _Replay:
         self._late: list[_Point] = []
         self._live: dict[int, tuple[Block, dict[str, Any]]] = {}
         self._recorded_reserved = plan.start.reserved_bytes
-        self._served = self._unmatched = 0
+        self._served = self._unmatched = self._retries = 0
         self._failure: Failure | None = None
         capacity_bytes = UNLIMITED_BYTES if plan.capacity_bytes is None else plan.capacity_bytes
         self._allocator = CachingAllocator(
@@ -185,7 +185,7 @@ class _Replay:
             peak_allocated_at=self._peak_allocated_at,
             end_reserved_bytes=allocator.reserved_bytes,
             end_allocated_bytes=allocator.allocated_bytes,
-            retries=allocator.num_alloc_retries,
+            retries=allocator.num_alloc_retries + self._retries,
             failure=self._failure,
             served=self._served,
             unmatched=self._unmatched,
@@ -315,8 +315,8 @@ class _Replay:
     def _release(self, index: int) -> int:
         """Segments were given back, by the program or because a request found the card full.
 
-        The latter the allocator decides for itself here, if it knows how much the card has. As it was configured, it
-        releases those that were released then.
+        As it was configured, the allocator gives the same ones back. Otherwise it decides for itself what a request
+        needs, if it knows how much the card has.
         """
         events = self._events
         end = index
@@ -330,10 +330,11 @@ class _Replay:
             growth += 1
         failed = end < len(events) and events[end].action == "oom"
         full = failed or (wanted_bytes and self._recorded_reserved + wanted_bytes > self._plan.recorded_limit_bytes)
-        collected = self._plan.collected and wanted_bytes and not self._plan.own
+        collected = self._plan.collected and wanted_bytes
         self._recorded_reserved -= sum(event.size_bytes for event in burst)
-        if (full or collected) and self._plan.capacity_bytes is not None:
+        if (full or collected) and not self._plan.own and self._plan.capacity_bytes is not None:
             return end
+        self._retries += bool(full and not failed)  # the request itself, which comes next, finds room now
         if self._placement is None:
             self._allocator.empty_cache()
         else:

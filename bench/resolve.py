@@ -46,10 +46,12 @@ def plan(overrides: Sequence[str]) -> Job:
     timeout_s = tree["timeout_s"]
     if not _is_number(timeout_s) or not 0 < timeout_s < math.inf:
         raise BadInput(f"timeout_s={timeout_s!r} is not a positive number of seconds")
+    if not isinstance(tree["store"], str) or not tree["store"]:
+        raise BadInput(f"store={tree['store']!r} is not a path")
     for name in ("trace", "explain"):
         if not isinstance(tree[name], bool):
             raise BadInput(f"{name}={tree[name]!r} is neither true nor false")
-    return Job(cell, label(cell), float(timeout_s), Path(str(tree["store"])), tree["trace"], tree["explain"])
+    return Job(cell, label(cell), float(timeout_s), Path(tree["store"]), tree["trace"], tree["explain"])
 
 
 def resolve(config: Any) -> Cell:

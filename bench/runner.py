@@ -119,7 +119,7 @@ class _Worker:
         """What the worker reported, or why it did not; its process is gone afterwards."""
         record, trace = self._report()
         self.kill()
-        facts = provenance(self.job.cell.source) | record.provenance
+        facts = provenance(self.job.cell) | record.provenance
         return Outcome(self.job, dataclasses.replace(record, provenance=facts), trace)
 
     def kill(self) -> None:

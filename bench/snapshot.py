@@ -159,13 +159,14 @@ def snapshot_of(name: str, value: Any, device: int | None = None) -> Snapshot:
     if not isinstance(value, dict) or "segments" not in value:
         raise Malformed("it has no segments")
     segments = _entries(value["segments"], "segments")
-    if sum(len(_entries(segment.get("blocks"), "blocks")) for segment in segments) > MAX_ENTRIES:
+    blocks = [segment.get("blocks") for segment in segments]
+    if sum(len(each) for each in blocks if isinstance(each, list)) > MAX_ENTRIES:
         raise Malformed(f"more than {MAX_ENTRIES:,} blocks")
     traces = value.get("device_traces", [])
     if not isinstance(traces, list) or not all(isinstance(trace, list) for trace in traces):
         raise Malformed("device_traces is not a list of lists")
     device = _device(segments, traces, device)
-    trace = _entries(traces[device], "device_traces") if device < len(traces) else []
+    trace = traces[device] if device < len(traces) else []
     if len(trace) > MAX_ENTRIES:
         raise Malformed(f"more than {MAX_ENTRIES:,} events")
     own = [_segment(segment) for segment in segments if segment.get("device", 0) == device]
@@ -176,7 +177,7 @@ def snapshot_of(name: str, value: Any, device: int | None = None) -> Snapshot:
         name=name,
         device=device,
         segments=sorted(own, key=lambda segment: segment.address),
-        events=[_event(entry) for entry in trace],
+        events=[_event(entry) for entry in _entries(trace, "device_traces")],
         settings=settings,
         capacity_bytes=_number(card, "capacity_bytes") if card else None,
         target=printable(_word(card, "target")) if card else None,
@@ -195,7 +196,7 @@ def _segment(entry: dict[str, Any]) -> Segment:
     address, size_bytes = _number(entry, "address"), _number(entry, "total_size")
     blocks = []
     at = address
-    for block in entry["blocks"]:
+    for block in _entries(entry.get("blocks"), "blocks"):
         state = _word(block, "state")
         size = _number(block, "size")
         if state not in (ALLOCATED, INACTIVE, *WAITING):

@@ -92,10 +92,9 @@ class Store:
                 raise
 
     def _lines(self) -> list[bytes]:
-        if not self.path.is_file():  # a device would never end
-            return []
         try:
-            return self.path.read_bytes().split(b"\n")
+            # A device would never end.
+            return self.path.read_bytes().split(b"\n") if self.path.is_file() else []
         except OSError as error:
             raise OombenchError(f"cannot read {self.path}: {error.strerror}") from error
 

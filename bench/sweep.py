@@ -119,7 +119,7 @@ def execute(
         raise BadInput("a trace follows a single cell: oombench run")
     stores = {job.store: Store(job.store) for job in jobs}
     known = {path: {} if rerun else _statuses(path) for path in stores}
-    status_of = [known[job.store].get(job.cell.key) for job in jobs]
+    status_of = [known[job.store].get(_identity(job)) for job in jobs]
     left = [job for job, status in zip(jobs, status_of, strict=True) if status is None or (retry and status in AGAIN)]
     places = ", ".join(str(path) for path in stores)
     for store in stores.values():
@@ -144,13 +144,17 @@ def execute(
 def complete(jobs: Sequence[Job]) -> bool:
     """Whether the stores hold every job, run by this code."""
     known = {path: _statuses(path) for path in {job.store for job in jobs}}
-    return all(job.cell.key in known[job.store] for job in jobs)
+    return all(_identity(job) in known[job.store] for job in jobs)
 
 
-def _statuses(path: Path) -> dict[str, Status]:
-    """How the cells in a store ended that this very code has run: what other code said is run again."""
-    records = records_at(path)
-    return {record.key: record.status for record in records if record.provenance.get("code") == code()}
+def _identity(job: Job) -> tuple[str, str]:
+    """What has to be in a store for the job not to be run: its cell, by this very code."""
+    return job.cell.key, code(job.cell.workload)
+
+
+def _statuses(path: Path) -> dict[tuple[str, str], Status]:
+    """How the cells in a store ended, and by what code."""
+    return {(record.key, str(record.provenance.get("code"))): record.status for record in records_at(path)}
 
 
 def _rows(entry: Any, sweep: str) -> Iterator[list[str]]:

@@ -24,7 +24,7 @@ class Recorded:
         peak_reserved_bytes: Highest bytes in segments since the trace begins.
         end_reserved_bytes: In segments, at the end.
         end_allocated_bytes: In blocks, at the end.
-        retries: Requests amid which segments were released.
+        retries: Requests amid which segments were released, or that failed; others leave no trace.
         failures: Requests that failed.
         capacity_bytes: What the card can hand out.
     """
@@ -205,8 +205,8 @@ def _recorded(plan: Plan) -> Recorded:
         elif event.action in ("segment_free", "segment_unmap"):
             before = reserved if before is None else before
             reserved -= event.size_bytes
-        elif event.action == "oom":
-            retries += before is not None
+        elif event.action == "oom":  # a request is tried again before it fails
+            retries += 1
             before = None
         else:
             before = None
@@ -232,6 +232,10 @@ def _remarks(
             remarks.append(f"the trace begins with {count} blocks there already: allocated anew, by address")
         elif start.expandable:
             remarks.append(f"the trace begins with {count} blocks in expandable segments: allocated anew, by address")
+        elif start.derived:
+            remarks.append(
+                f"the trace begins with {count} blocks there already; the sizes of {start.derived} are derived"
+            )
     if start.contradictions:
         remarks.append(f"{start.contradictions} events do not fit the segments at the end")
     unmatched = max(own.unmatched, asked.unmatched if asked is not None else 0)

@@ -48,6 +48,7 @@ class Start:
         expandable: Whether there were expandable segments, whose blocks are in `loose`.
         loose: Blocks outside `segments`.
         contradictions: Events that the end state and the events after them rule out.
+        derived: Blocks whose size is derived: a remainder too small to split looks like part of a free block after it.
     """
 
     segments: list[StartSegment]
@@ -55,6 +56,7 @@ class Start:
     expandable: bool
     loose: list[StartBlock]
     contradictions: int
+    derived: int
 
     @property
     def blocks(self) -> list[StartBlock]:
@@ -113,10 +115,11 @@ def start_of(snapshot: Snapshot, config: AllocatorConfig) -> Start:
         contradictions += not found
     ordered = sorted(segments.values(), key=lambda segment: segment.address)
     loose = _distribute(sorted(blocks.values(), key=lambda block: block.address), ordered)
+    derived = sum(not block.size_bytes for block in blocks.values())
     for segment in ordered:
         _fill_in_sizes(segment, config)
     reserved_bytes = max(0, mapped_bytes) + sum(segment.size_bytes for segment in ordered)
-    return Start(ordered, reserved_bytes, mapped_bytes > 0, loose, contradictions)
+    return Start(ordered, reserved_bytes, mapped_bytes > 0, loose, contradictions, derived)
 
 
 def _distribute(blocks: Sequence[StartBlock], segments: Sequence[StartSegment]) -> list[StartBlock]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ class TransformerSettings:
     heads: int = 32
     key_value_heads: int = 8
     head_dim: int = 128
-    sharing: str = "shared"
+    sharing: Literal["shared", "separate"] = "shared"
     learning_rate: float = 1e-6
     clip_ratio: float = 0.2
     seed: int = 0

@@ -128,7 +128,7 @@ def short_names(paths: Iterable[str]) -> dict[str, str]:
 def _identity(
     record: Record, baselines: Mapping[str, Mapping[str, Any]], differing: Mapping[tuple[str, str], Sequence[str]]
 ) -> Row:
-    """What a reader tells rows apart by; a record older than a technique or a setting is one with those that have it."""
+    """What a reader tells rows apart by: not by a technique or a setting that an older record does not have."""
     cell = record.cell
     workload, preset, settings = cell["workload"], cell["preset"], cell["settings"]
     if workload not in baselines:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bench.errors import BadInput, unknown
+from bench.errors import BadInput, Refused, unknown
 from bench.techniques.base import Fidelity, Technique
 from bench.techniques.batch import Accumulation, BatchSize
 from bench.techniques.checkpointing import Checkpointing
@@ -58,6 +58,8 @@ def check(plan: Mapping[str, Technique], workload: type[Workload], settings: Any
     """
     for technique in plan.values():
         technique.check(workload, settings)
+        if (obstacle := technique.obstacle(plan)) is not None:
+            raise Refused(f"{workload.__name__} cannot take {technique.name}={technique.value}: {obstacle}")
         try:
             settings = technique.settings(settings)
         except ValueError as error:  # settings that contradict each other

@@ -70,6 +70,10 @@ class Technique(ABC):
                 f"{workload.__name__} cannot take {self.name}={self.value}: its settings have no {self.field!r}"
             )
 
+    def obstacle(self, plan: Mapping[str, Technique]) -> str | None:
+        """Why the other techniques leave nothing to act on; None where they do not."""
+        return None
+
     def settings(self, settings: Any) -> Any:
         """The workload's settings with the technique applied."""
         return settings

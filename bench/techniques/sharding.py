@@ -37,7 +37,7 @@ class Sharding(Choice):
         mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         half = cast(Precision, plan["precision"]).dtype
         policy = MixedPrecisionPolicy(half, torch.float32) if half else MixedPrecisionPolicy()
-        place = CPUOffloadPolicy(pin_memory=True) if offload.parameters else OffloadPolicy()
+        place = CPUOffloadPolicy(pin_memory=device.type != "cpu") if offload.parameters else OffloadPolicy()
         for unit in cast(Shardable, workload).shards():
             fully_shard(
                 unit, mesh=mesh, reshard_after_forward=plan["reshard"].value, mp_policy=policy, offload_policy=place
@@ -51,3 +51,8 @@ class Reshard(Toggle):
     off: ClassVar[Any] = True
     hook: ClassVar[str | None] = "shards"
     fidelity = Fidelity.EXACT
+
+    def obstacle(self, plan: Mapping[str, Technique]) -> str | None:
+        """Without FSDP nothing is gathered."""
+        sharded = plan["sharding"].active or cast(Offload, plan["offload"]).parameters
+        return "sharding is off" if self.active and not sharded else None

@@ -1,8 +1,8 @@
 """Who made each allocation: the module that ran, the operator that asked, and the user's source line.
 
-An operator of a backward belongs to the module and the line whose forward made its node in the graph. Nodes carry the
-number in which they were made, and every operator of the forward notes how far that number has come, so a binary search
-finds the line again.
+An operator of a backward belongs to the module and the line whose forward made its node in the graph; where the user's
+own Python code runs within the backward, to that line. Nodes carry the number in which they were made, and every
+operator of the forward notes how far that number has come, so a binary search finds the line again.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ OUTSIDE = "(outside modules)"
 UNKNOWN = "(not recorded)"
 
 _NODES = 2**20  # places of graph nodes that are kept; of more, the older half is forgotten
+_ENGINE = torch.autograd.graph._engine_run_backward.__code__
 _graph_task = torch._C._current_graph_task_id
 _current_node = torch._C._current_autograd_node
 _nodes_made = torch._C._autograd._get_sequence_nr
@@ -101,15 +102,20 @@ class Attribution:
         if len(self._nodes) >= _NODES:
             self._first_node = self._nodes[_NODES // 2]
             del self._nodes[: _NODES // 2], self._sites[: _NODES // 2]
+        frame = self._user_frame(None)
         self._nodes.append(node)
-        self._sites.append(self._here())
+        self._sites.append(Site(self._module(), frame.f_code, frame.f_lasti) if frame is not None else _NOWHERE)
 
     def note(self, held: Held) -> None:
         """Note who makes an allocation."""
         task = _graph_task()
-        forward = task == -1 or (self._running and self._running[-1][1] == task)  # in a backward: recomputation
-        site = self._here() if forward else self._site_of_node()
-        held.origin = Origin(self._memory.operator, site, not forward)
+        frame = self._user_frame(None if task == -1 else _ENGINE)
+        runs = task == -1 or (self._running and self._running[-1][1] == task)  # in a backward: recomputation
+        site = _NOWHERE if runs and frame is not None else self._site_of_node()
+        module = self._module() if runs else site.module
+        if frame is not None:
+            site = Site(module, frame.f_code, frame.f_lasti)
+        held.origin = Origin(self._memory.operator, site._replace(module=module), frame is None)
 
     def at_peak(self) -> list[Allocation]:
         """What lived at the peak since the last `reset_peak_memory_stats`, largest first; adds up to the peak."""
@@ -165,20 +171,25 @@ class Attribution:
                     own(state, "optimizer", modules.get(parameter, OUTSIDE))
         return owners
 
-    def _here(self) -> Site:
-        """The innermost module that runs, and the innermost line outside torch and this package."""
+    def _module(self) -> str:
+        """The innermost module that runs."""
+        return self._running[-1][0] if self._running else OUTSIDE
+
+    def _user_frame(self, end: CodeType | None) -> FrameType | None:
+        """The innermost frame outside torch and this package; None: there is none within the call of `end`."""
         frame: FrameType | None = sys._getframe(2)
         paths = self._paths
         while frame is not None:
             code = frame.f_code
+            if code is end:
+                return None
             path = paths.get(code)
             if path is None:
                 path = paths[code] = _path(frame)
             if path:
-                break
+                return frame
             frame = frame.f_back
-        module = self._running[-1][0] if self._running else OUTSIDE
-        return _NOWHERE if frame is None else Site(module, frame.f_code, frame.f_lasti)
+        return None
 
     def _site_of_node(self) -> Site:
         """Where the node was made whose backward runs now; of one without a number, where its predecessor was."""

@@ -134,8 +134,6 @@ def _pin(mode: VirtualMode, func: OpOverload, types: Any, args: Sequence[Any], k
     else:
         with mode:
             pinned = torch.empty_like(source, device="cpu")
-        if (values := known(source)) is not None:
-            attach(pinned, values.clone())
     stand_ins.set_pinned(pinned)
     return pinned
 

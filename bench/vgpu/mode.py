@@ -215,8 +215,12 @@ class VirtualMode(ShapeCachedMode):
         self.device.memory.operator = func
         try:
             take(*args)
-        except OutOfMemory as failure:
-            raise out_of_memory_error(failure, self.device, str(func), sys._getframe(1)) from None
+        except OutOfMemory as error:
+            failure = error
+        else:
+            return
+        # Raised out here, the error has no context whose frames would keep memory.
+        raise out_of_memory_error(failure.with_traceback(None), self.device, str(func), sys._getframe(1))
 
     def _charge_host(self, inputs: list[Tensor], outputs: list[Tensor], kwargs: Mapping[str, Any]) -> None:
         """An operator on the CPU: launch and traffic, both on the host's clock."""

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partialmethod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,7 +77,7 @@ def patched_torch(uncharged: AbstractContextManager[None]) -> Iterator[None]:
     runs only to learn the shape of a global result, it runs in `uncharged`.
     """
     lock = ShardingPropagator._fake_mode_lock
-    swap = torch.utils.swap_tensors
+    swap: Any = torch.utils.swap_tensors
     apply = torch.nn.Module._apply
     kinds = (_foreach_utils._foreach_supported_types, _optimizer_kinds)
 

@@ -1,8 +1,9 @@
 """FakeTensorMode with a shorter key to its cache of shape rules.
 
-FakeTensorMode finds the outcome of an operator in a cache whose key holds some twenty properties of every tensor; making
-it takes longer than using it (torch/_subclasses/fake_tensor.py, torch 2.13, `_cache_key`). Dense tensors of this mode
-differ in six. What its own cache does not keep (views of unknown base, data-dependent shapes), this one does not either.
+FakeTensorMode finds the outcome of an operator in a cache whose key holds some twenty properties of every tensor; to
+make it takes longer than to use it (torch/_subclasses/fake_tensor.py, torch 2.13, `_cache_key`). Dense tensors of this
+mode differ in six. What its own cache does not keep (views of unknown base, data-dependent shapes), this one does not
+either.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import (
+from torch._subclasses.fake_tensor import (  # type: ignore[attr-defined]
     FakeTensor,
     FakeTensorMode,
     _BypassDispatchCache,

@@ -59,6 +59,13 @@ def test_what_a_workload_cannot_take_is_a_refused_record(cell: MakeCell) -> None
     assert record.reason == "MaddpgHopper cannot take sharding=fsdp: it has no shards()"
 
 
+def test_a_model_too_large_for_the_card_is_parameters(cell: MakeCell) -> None:
+    record = run_cell(cell("fsdp_transformer", "qwen3_4b", "k80"))
+    assert record.status is Status.OOM
+    assert record.first is not None
+    assert record.first.categories["parameters"] == record.first.allocated_bytes > 10 * 2**30
+
+
 def test_accumulation_divides_the_batch_that_the_techniques_make(cell: MakeCell) -> None:
     # The preset's batch of 8 has no 3 equal parts, the 12 asked for have.
     record = run_cell(cell("seq2seq_beam", "tiny", "rtx4090", batch_size=12, accumulation=3))

@@ -12,6 +12,7 @@ import pytest
 from fake_cells import OOM
 from harness_tools import Command, is_gone, start, wait_for
 
+from bench.provenance import code
 from bench.resolve import plan
 
 FAKE = "workload.path=fake_cells:Fake"
@@ -164,6 +165,13 @@ def test_report_hands_over_records_baselines_and_capacities(oombench: Command, m
     assert oombench("report", "mine.jsonl").out == ["page.md"]
 
 
+def test_a_place_that_cannot_be_published_to_is_one_line(oombench: Command, place: Path) -> None:
+    oombench("run", FAKE, "store=cells.jsonl")
+    (place / "file").touch()
+    answer = oombench("report", "cells.jsonl", "--into", "file")
+    assert (answer.status, answer.err) == (1, ["oombench: cannot write file/rtx4090: Not a directory"])
+
+
 def test_bench_says_first_where_its_numbers_come_from(
     oombench: Command, monkeypatch: pytest.MonkeyPatch, place: Path
 ) -> None:
@@ -253,6 +261,18 @@ def test_what_other_code_has_run_is_run_again(oombench: Command) -> None:
     Path("cells.jsonl").write_text("\n".join([json.dumps(old), lines[1]]) + "\n")
     assert oombench(*words).out[-1] == "2 cells: ok 2 oom 0 refused 0, 1 of them from before; cells.jsonl"
     assert [record["provenance"]["code"] for record in stored()] != ["0" * 16] * 3
+
+
+def test_a_users_own_step_is_run_again_when_its_package_changes(oombench: Command, place: Path) -> None:
+    (place / "mine").mkdir()
+    (place / "mine" / "steps.py").write_text("from fake_cells import Fake")
+    (place / "mine" / "model.py").write_text("width = 1")
+    words = ("run", "-m", "workload.path=mine.steps:Fake", "store=cells.jsonl")
+    for expected in ("; cells.jsonl", ", 1 of them from before; cells.jsonl"):
+        assert oombench(*words).out[-1] == "1 cells: ok 1 oom 0 refused 0" + expected
+    (place / "mine" / "model.py").write_text("width = 2")
+    code.cache_clear()
+    assert oombench(*words).out[-1] == "1 cells: ok 1 oom 0 refused 0; cells.jsonl"
 
 
 def test_a_complete_bench_runs_again_and_an_interrupted_one_resumes(

@@ -131,6 +131,8 @@ def test_a_label_tells_what_differs_from_the_baseline() -> None:
         ("timeout_s=0", "timeout_s=0 is not a positive number of seconds"),
         ("timeout_s=inf", "timeout_s=inf is not a positive number of seconds"),
         ("timeout_s=nan", "timeout_s=nan is not a positive number of seconds"),
+        ("store=null", "store=None is not a path"),
+        ("store=''", "store='' is not a path"),
         ("trace=maybe", "trace='maybe' is neither true nor false"),
         ("store=${nothing}", "configuration:"),
         ("target", "'target' is not an override of the form key=value"),

@@ -128,6 +128,14 @@ def test_a_store_that_is_not_there_is_empty_and_made_by_the_first_append(tmp_pat
     assert [record.key for record in store.records()] == ["a"]
 
 
+@pytest.mark.parametrize("command", [("run", "-m", "workload.path=fake_cells:Fake"), ("report",)])
+def test_a_store_that_cannot_be_looked_at_is_one_line(command: tuple[str, ...], oombench: Command) -> None:
+    name = "x" * 300
+    answer = oombench(*command, name if command == ("report",) else f"store={name}")
+    assert answer.status == 2
+    assert answer.err == [f"oombench: cannot read {name}: File name too long"]
+
+
 def test_a_record_is_one_line_of_plain_json(tmp_path: Path) -> None:
     store = Store(tmp_path / "cells.jsonl")
     store.append(record_of("a", reason="one\ntwo\u2028three"))

@@ -45,4 +45,6 @@ def test_bench_4090(benchmark: BenchmarkFixture, tmp_path: Path, capsys: pytest.
     seconds = benchmark.stats.stats.total if benchmark.stats else float("nan")
     benchmark.extra_info |= {"cells": len(records), "peak_gb": round(peak_bytes / 1e9, 2)}
     with capsys.disabled():
-        print(f"\nbench-4090: {len(records)} cells in {seconds:.0f} s, {peak_bytes / 1e9:.2f} GB of host memory at most")
+        print(
+            f"\nbench-4090: {len(records)} cells in {seconds:.0f} s, {peak_bytes / 1e9:.2f} GB of host memory at most"
+        )

@@ -33,7 +33,7 @@ class Recording:
 
     def __init__(self, capacity_bytes: int = 2**40, config: AllocatorConfig = AllocatorConfig(), **rest: Any) -> None:  # noqa: B008 - frozen
         self.allocator = CachingAllocator(capacity_bytes, config=config, **rest)
-        memory = SimpleNamespace(allocator=self.allocator, watchers=[], now=lambda: [])
+        memory = SimpleNamespace(allocator=self.allocator, watchers=[], now=list)
         self.device: Any = SimpleNamespace(
             clock=SimpleNamespace(host_s=0.0),
             memory=memory,

@@ -96,6 +96,15 @@ def test_no_opcode_of_the_reader_imports_or_calls() -> None:
     assert len(names) == len(known)
 
 
+def said_of(data: bytes) -> str:
+    """Why it is refused; nothing if it is read."""
+    try:
+        loads(data)
+    except NotPlain as error:
+        return str(error)
+    return ""
+
+
 WHOLE = pickle.dumps({"segments": [{"blocks": [(1, 2.5, "text" * 90, b"bytes", None, True)], "n": 2**70}]}, 4)
 
 
@@ -108,10 +117,7 @@ def test_every_truncation_is_refused(length: int) -> None:
 @checked
 @given(st.binary(max_size=200))
 def test_garbage_is_refused_or_harmless(data: bytes) -> None:
-    try:
-        loads(data)
-    except NotPlain as error:
-        assert "\n" not in str(error)
+    assert "\n" not in said_of(data)
 
 
 @checked
@@ -119,10 +125,7 @@ def test_garbage_is_refused_or_harmless(data: bytes) -> None:
 def test_a_damaged_byte_is_refused_or_harmless(data: st.DataObject) -> None:
     damaged = bytearray(WHOLE)
     damaged[data.draw(st.integers(0, len(WHOLE) - 1))] = data.draw(st.integers(0, 255))
-    try:
-        loads(bytes(damaged))
-    except NotPlain as error:
-        assert "\n" not in str(error)
+    assert "\n" not in said_of(bytes(damaged))
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ TECHNIQUES: list[dict[str, Any]] = [
     {"checkpointing": "reentrant"},
     {"offload": "activations"},
     {"offload": "activations", "checkpointing": "on"},
+    {"offload": "parameters"},
     {"set_to_none": False},
     {"sharding": "fsdp"},
     {"sharding": "fsdp", "reshard": False, "checkpointing": "on"},

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from torch import nn
 
 from bench.errors import BadInput, Refused
-from bench.techniques import TECHNIQUES, make_plan
+from bench.techniques import TECHNIQUES, check, make_plan
 
 
 @pytest.mark.parametrize(
@@ -72,6 +73,13 @@ class Plain:
     """A workload without hooks."""
 
 
+class Sharded:
+    """A workload with units to shard."""
+
+    def shards(self) -> list[nn.Module]:
+        return []
+
+
 @pytest.mark.parametrize(
     ("name", "value", "missing"),
     [
@@ -86,6 +94,14 @@ def test_what_a_workload_lacks_is_refused_by_name(name: str, value: Any, missing
     technique = TECHNIQUES[name](value)
     with pytest.raises(Refused, match=f"Plain cannot take {name}=.*{missing}"):
         technique.check(Plain, Bare())  # type: ignore[arg-type]
+
+
+def test_keeping_gathered_parameters_is_refused_where_nothing_is_sharded() -> None:
+    workload, settings = Sharded, Bare()
+    for values in ({"reshard": False, "sharding": "fsdp"}, {"reshard": False, "offload": "parameters"}):
+        check(make_plan(values), workload, settings)  # type: ignore[arg-type]
+    with pytest.raises(Refused, match="Sharded cannot take reshard=False: sharding is off"):
+        check(make_plan({"reshard": False}), workload, settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", TECHNIQUES)

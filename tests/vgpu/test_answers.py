@@ -102,6 +102,11 @@ class TestKnown:
             tensor.tolist()
             assert card.stand_ins.total() == before + 1
 
+    def test_what_the_host_cannot_compute_is_not_known(self, card: vgpu.Device) -> None:
+        quotient = torch.tensor([4], device="vgpu") // torch.tensor([0], device="vgpu")
+        quotient.tolist()
+        assert card.stand_ins == {"Tensor.tolist": 1}
+
     def test_goes_with_data(self, card: vgpu.Device) -> None:
         tensor = torch.zeros(3, dtype=torch.long, device="vgpu")
         tensor.data = torch.ones(3, dtype=torch.long, device="vgpu")

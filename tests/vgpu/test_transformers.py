@@ -24,6 +24,7 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.utils.import_utils import is_tracing
 
 SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 MODELS: dict[str, Any] = {
@@ -47,6 +48,12 @@ def masks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...] | None,
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watch)
     return seen
+
+
+def test_tensors_are_not_taken_for_fake_ones(card: vgpu.Device) -> None:
+    for tensor in (torch.rand(3, device="vgpu"), torch.rand(3), torch.nn.Parameter(torch.rand(3, device="vgpu"))):
+        assert not is_tracing(tensor)
+        assert not isinstance(tensor, torch._subclasses.FakeTensor)
 
 
 def tokens() -> Tensor:
