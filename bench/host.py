@@ -62,4 +62,7 @@ def why_not_measured(title: str) -> str | None:
         return f"no {title} in this machine" + (f" (it has {', '.join(found)})" if found else "")
     import torch
 
-    return "this build of PyTorch has no CUDA" if torch.version.cuda is None else None
+    if torch.version.cuda is None:
+        return "this build of PyTorch has no CUDA"
+    # Counted by NVML, as the visible ones: CUDA itself is not started, so this process takes no memory of the card.
+    return None if torch.cuda.device_count() else "PyTorch sees no CUDA device"

@@ -4,11 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fake_cells import PATH
 from harness_tools import job
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench import host
 from bench.config import Steps
 from bench.errors import BadInput
 from bench.overrides import compose, expand, names_in, word
@@ -168,6 +170,18 @@ def test_auto_measures_where_the_card_is(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("bench.host.why_not_measured", lambda title: None)
     assert plan([f"workload={PATH}"]).cell.source is Source.MEASURED
     assert plan([f"workload={PATH}", "target=h100_2x4"]).cell.source is Source.PREDICTED
+
+
+def test_a_card_is_measured_only_where_pytorch_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "cards", lambda: {"Tesla K80": "470.1"})
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert host.why_not_measured("Tesla K80") == "this build of PyTorch has no CUDA"
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert host.why_not_measured("Tesla K80") == "PyTorch sees no CUDA device"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert host.why_not_measured("Tesla K80") is None
+    assert host.why_not_measured("Tesla V100") == "no Tesla V100 in this machine (it has Tesla K80)"
 
 
 def test_multirun_expands_the_product() -> None:

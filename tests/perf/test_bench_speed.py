@@ -1,4 +1,4 @@
-"""The whole of `oombench bench 4090`: cells, time, and the host memory that it takes. Goal: 45 cells, 8 minutes, 6 GB."""
+"""The whole of `oombench bench 4090`: cells, time, host memory at most. Goal: 45 cells, 8 minutes, 6 GB."""
 
 from __future__ import annotations
 
