@@ -129,7 +129,7 @@ class _Run:
     def _explain(self, card: Card, at_failure: bool = False) -> None:
         """Keep what lived at the latest peak, or when memory ran out, if anybody asks and the card can tell."""
         allocations = card.allocations(at_failure)
-        if not allocations:
+        if allocations is None:
             return
         if at_failure:
             name, reserved_bytes = "out of memory", card.module.memory_reserved()

@@ -54,9 +54,9 @@ class Card:
     def name(self, module: nn.Module, name: str) -> None:
         """Say what a network is called; a real card does not ask."""
 
-    def allocations(self, at_failure: bool) -> list[Allocation]:
-        """What lived at the peak, or when memory ran out, if the card was opened to tell; empty where it cannot."""
-        return []
+    def allocations(self, at_failure: bool) -> list[Allocation] | None:
+        """What lived at the peak, or when memory ran out; None: the card cannot tell, or was not opened to do so."""
+        return None
 
     def process_bytes(self, reserved_bytes: int) -> int | None:
         """What nvidia-smi shows for this process; None where it does not."""
@@ -112,11 +112,11 @@ class VirtualCard(Card):
         if self._state.attribution is not None:
             self._state.attribution.name(module, name)
 
-    def allocations(self, at_failure: bool) -> list[Allocation]:
+    def allocations(self, at_failure: bool) -> list[Allocation] | None:
         """As they were attributed."""
         attribution: Attribution | None = self._state.attribution
         if attribution is None:
-            return []
+            return None
         return attribution.at_failure() if at_failure else attribution.at_peak()
 
     def process_bytes(self, reserved_bytes: int) -> int | None:

@@ -28,9 +28,10 @@ from bench.vgpu.device import RELEASE, Device, current, set_current
 from bench.vgpu.distributed import alike_on_all_ranks
 from bench.vgpu.generator import generators
 from bench.vgpu.guard import Guard, engine_errors
-from bench.vgpu.memory import CATEGORIES, following_resizes
+from bench.vgpu.memory import CATEGORIES
 from bench.vgpu.mode import VirtualMode
 from bench.vgpu.patches import patched_torch
+from bench.vgpu.resizes import following_resizes
 from bench.vgpu.stand_ins import answering
 from bench.vgpu.targets import TARGETS, Target, find_target
 
@@ -92,7 +93,7 @@ def virtual_gpu(target: Target | str, release: tuple[int, int] = RELEASE) -> Ite
             alike_on_all_ranks(),
             accelerator(torch.get_device_module("vgpu")),
             autocast.cast_cache(),
-            following_resizes(device.memory, lambda: device.stream),
+            following_resizes(device),
             engine_errors(),
             device.recordings,
             # The backward runs in this thread, so that its frames lead to the line that asked for it.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -248,25 +247,3 @@ class Memory:
         """What an allocation is for, as `categories` tells it."""
         kept = "activations" if held.survived or held.died == _NEVER else "temporaries"
         return held.category or kept
-
-
-@contextmanager
-def following_resizes(memory: Memory, stream: Callable[[], int]) -> Iterator[None]:
-    """Tell `memory` of every `UntypedStorage.resize_`, which no operator shows.
-
-    FSDP frees and refills its unsharded parameters so.
-    """
-    resize = torch.UntypedStorage.resize_
-
-    def resize_and_tell(storage: torch.UntypedStorage, size: int) -> Any:
-        result = resize(storage, size)
-        if memory.holds(storage._cdata):
-            memory.operator = "UntypedStorage.resize_"
-            memory.resize(storage, stream(), "parameters")
-        return result
-
-    torch.UntypedStorage.resize_ = resize_and_tell  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]

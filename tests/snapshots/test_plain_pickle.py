@@ -152,13 +152,13 @@ def test_hostile_programs_are_named(data: bytes, why: str) -> None:
 
 
 def test_small_programs_cost_little() -> None:
-    start_s = time.perf_counter()
+    start_s = time.process_time()
     assert loads(b"]r\xff\xff\xff\xff.") == []  # pickle makes room for 2**32 memos
     value = loads(b")" + b"\x85" * 200_000 + b".")  # nested 200,000 deep
     assert isinstance(value, tuple)
     doubled = b"]q\x00" + b"".join(b"(h%ch%cl\x94" % (i, i) for i in range(40)) + b"."
     loads(doubled)  # 2**40 leaves, if one would walk them
-    assert time.perf_counter() - start_s < 2
+    assert time.process_time() - start_s < 2
 
 
 def test_containers_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

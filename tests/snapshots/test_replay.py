@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from snapshot_tools import MIB, Recording, event, segment, write
 from snapshot_tools import block as block_of
 
+from bench import replay as replay_module
+from bench.errors import BadInput
 from bench.replay import Outcome, replay
 from bench.snapshot import Snapshot, snapshot_of
 from bench.vgpu.allocator import AllocatorConfig, Block, OutOfMemory
-from bench.what_if import plan_of, what_if
+from bench.what_if import own_configuration, plan_of, what_if
 
 CAPACITY_BYTES = 160 * MIB
 TRACES = sorted((Path(__file__).parents[1] / "vgpu" / "traces").glob("*.json.gz"))
@@ -259,3 +261,63 @@ def test_a_trace_that_does_not_fit_its_segments_is_said_to_be_inexact(tmp_path: 
     replays = what_if(write(tmp_path / "odd.pickle", {"segments": [], "device_traces": [trace]}), None, None, None)
     assert any("do not fit the segments" in remark for remark in replays.remarks)
     assert any("does not come out as recorded" in remark for remark in replays.remarks)
+
+
+def test_more_blocks_than_can_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay_module, "MAX_LIVE", 3)
+    trace = [event("alloc", 2**40 + 512 * number, 512) for number in range(4)]
+    path = write(tmp_path / "many.pickle", {"segments": [], "device_traces": [trace]})
+    with pytest.raises(BadInput, match=r"many\.pickle is refused: more than 3 blocks live at once"):
+        what_if(path, None, None, None)
+
+
+def test_segments_beyond_the_card_are_refused(tmp_path: Path) -> None:
+    content = {
+        "segments": [segment(2**40, block_of(2**40, 30 * MIB, 30 * MIB))],
+        "device_traces": [[event("snapshot", 0, 0)]],
+        "virtual_gpu": {"target": "test", "capacity_bytes": 20 * MIB},
+    }
+    with pytest.raises(BadInput, match="its trace does not lead to its segments: no room"):
+        what_if(write(tmp_path / "large.pickle", content), None, None, None)
+
+
+def test_blocks_that_overlap_are_refused(tmp_path: Path) -> None:
+    frees = [event("free_requested", 2**40 + 600, 9000), event("free_completed", 2**40 + 600, 9000)]
+    held = segment(2**40, block_of(2**40, 5120, 5120), block_of(2**40 + 5120, 2 * MIB - 5120, 0))
+    path = write(tmp_path / "odd.pickle", {"segments": [held], "device_traces": [frees]})
+    with pytest.raises(BadInput, match="do not fill it"):
+        what_if(path, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("settings_", "config", "remark"),
+    [
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, AllocatorConfig(max_split_size_bytes=64 * MIB), ""),
+        (
+            {
+                "PYTORCH_CUDA_ALLOC_CONF": "",
+                "max_split_size": 64 * MIB,
+                "garbage_collection_threshold": 0.5,
+                "expandable_segments": True,
+                "roundup_power2_divisions": {str(1 << i): 2 for i in range(16)},
+            },
+            AllocatorConfig(64 * MIB, (2,) * 16, 0.5, True),
+            "",
+        ),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "colour:\x1b[31mred"}, AllocatorConfig(), "of the form key:value"),
+        ({"max_split_size": "big"}, AllocatorConfig(), "not a number"),
+        ({}, AllocatorConfig(), "does not say how its allocator was configured"),
+    ],
+)
+def test_the_recordings_configuration_is_read(settings_: dict[str, Any], config: AllocatorConfig, remark: str) -> None:
+    found, remarks = own_configuration(snapshot_of("s", {"segments": [], "allocator_settings": settings_}))
+    assert found == config
+    assert [remark in each for each in remarks] == [True] * bool(remark)
+    assert "\x1b" not in "".join(remarks)
+
+
+def test_a_configuration_is_written_as_it_is_read() -> None:
+    for text in ("", "expandable_segments:True", "garbage_collection_threshold:0.5,max_split_size_mb:64"):
+        assert AllocatorConfig.parse(text).text() == text
+    config = AllocatorConfig.parse("roundup_power2_divisions:[256:1,512:2,>:4]")
+    assert AllocatorConfig.parse(config.text()) == config

@@ -143,10 +143,10 @@ def test_sizes_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_small_file_that_stands_for_a_large_snapshot_is_refused_at_once(tmp_path: Path) -> None:
     blocks = [block(0, 1, 1)] * 1000
     content = {"segments": [segment(0, *blocks)] * 100_000}  # each of them one and the same
-    start_s = time.perf_counter()
+    start_s = time.process_time()
     with pytest.raises(BadInput, match="more than 3,000,000 blocks"):
         read_snapshot(write(tmp_path / "bomb.pickle", content))
-    assert time.perf_counter() - start_s < 2
+    assert time.process_time() - start_s < 2
 
 
 TORCH = frame("/env/lib/python3.11/site-packages/torch/nn/modules/linear.py", 134, "forward")

@@ -191,3 +191,15 @@ def test_sizes_are_written_as_torch_writes_them(size_bytes: int, text: str) -> N
     from bench.vgpu.oom import format_size
 
     assert format_size(size_bytes) == text
+
+
+def test_a_storage_that_cannot_grow_is_out_of_memory_too() -> None:
+    with vgpu.virtual_gpu("k80"):
+        tensor = torch.empty(1024, device="vgpu")
+        before = torch.vgpu.memory_allocated()
+        with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 20.00 GiB.*UntypedStorage.resize_"):
+            tensor.untyped_storage().resize_(20 * 2**30)
+        assert torch.vgpu.memory_allocated() <= before
+        del tensor
+        torch.empty(1024, device="vgpu")
+        assert torch.vgpu.memory_allocated() in (0, before)
