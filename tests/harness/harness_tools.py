@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -30,7 +31,19 @@ class Answer(NamedTuple):
 def start(*arguments: str, before: str = "true") -> subprocess.Popen[str]:
     """The command line in a process and a process group of its own, after a command of the shell."""
     command = ["bash", "-c", f'{before} && exec "$@"', "bash", sys.executable, str(HERE / "driver.py"), *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=_heed_ctrl_c,
+    )
+
+
+def _heed_ctrl_c() -> None:
+    """Undo what tests inherit that run in the background: a shell makes its background ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def job(*overrides: str) -> Job:
