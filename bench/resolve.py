@@ -198,6 +198,8 @@ def _settings(workload: type[Workload], preset: Any, changes: Mapping[str, Any])
         if field not in settings:
             raise unknown("setting", field, [*settings, "path", "preset"])
         settings[field] = _typed(field, value, hints.get(field, Any))
+    if settings["batch_size"] < 1:
+        raise BadInput(f"workload.settings.batch_size={settings['batch_size']} is not a positive whole number")
     try:
         dataclasses.replace(original, **settings)
     except ValueError as error:  # settings that contradict each other

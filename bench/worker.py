@@ -76,7 +76,7 @@ def _is_ours(frame: FrameType) -> bool:
         return module != __name__
     file = frame.f_code.co_filename
     foreign = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
-    return not file.startswith(("<", *foreign))
+    return os.path.isabs(file) and not file.startswith(tuple(foreign))  # generated and compiled code has no such path
 
 
 def _silence(quiet: bool) -> None:

@@ -32,7 +32,9 @@ class Toggle(Technique):
 
     @classmethod
     def parse(cls, value: Any) -> bool:
-        """True or False."""
+        """True or False; "on" and "off" stand for them, as tables print them so."""
         if isinstance(value, bool):
             return value
+        if value in ("on", "off"):
+            return bool(value == "on")
         raise unknown(f"{cls.name} value", value, ("true", "false"))

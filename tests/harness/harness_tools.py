@@ -59,8 +59,11 @@ def outcomes(jobs: Sequence[Job], workers: int = 1) -> dict[str, runner.Outcome]
 
 def wait_for(folder: Path, starts: int = 1) -> None:
     """Until so many cells have told that they run."""
-    while len(list(folder.glob("started-*"))) < starts:
+    for _ in range(6000):
+        if len(list(folder.glob("started-*"))) >= starts:
+            return
         time.sleep(0.01)
+    raise AssertionError(f"{starts} cells have not started within a minute")
 
 
 def is_gone(pid: int) -> bool:

@@ -187,7 +187,10 @@ def test_bench_says_first_where_its_numbers_come_from(
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, list[str], list[str]]:
-    out, err = process.communicate(timeout=60)
+    try:
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
     return process.returncode, out.splitlines(), err.splitlines()
 
 

@@ -118,6 +118,7 @@ def test_a_label_tells_what_differs_from_the_baseline() -> None:
         ("workload.settings.rat=1", "unknown setting 'rat': did you mean 'rate'?"),
         ("workload.batch_size=2.5", "workload.settings.batch_size=2.5 is not of type int"),
         ("workload.batch_size=true", "workload.settings.batch_size=True is not of type int"),
+        ("workload.batch_size=0", "workload.settings.batch_size=0 is not a positive whole number"),
         ("workload.rate=fast", "workload.settings.rate='fast' is not of type float"),
         ("workload.rate=-1", "Fake: rate is below zero"),
         ("workload.mode=fanzy", "unknown value of mode 'fanzy': did you mean 'fancy'?"),

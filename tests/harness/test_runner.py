@@ -7,6 +7,7 @@ import platform
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from harness_tools import is_gone, job, outcomes, wait_for
@@ -14,6 +15,7 @@ from harness_tools import is_gone, job, outcomes, wait_for
 from bench import host, runner
 from bench.provenance import provenance
 from bench.record import Record, Source, Status
+from bench.worker import reason_of
 
 GIB = 2**30
 
@@ -44,6 +46,12 @@ def test_a_crash_in_a_library_names_the_innermost_frame_of_ours() -> None:
     reason = outcomes([job("workload.ending=library")])["library"].record.reason
     assert reason is not None
     assert reason.endswith(" in _library)")
+
+
+def test_a_frame_of_a_compiled_library_is_not_ours() -> None:
+    with pytest.raises(ValueError, match="negative") as caught:
+        np.random.default_rng(0).integers(5, size=-2)
+    assert reason_of(caught.value).endswith(" in test_a_frame_of_a_compiled_library_is_not_ours)")
 
 
 def test_a_cell_that_hangs_is_killed_and_its_neighbours_are_not() -> None:

@@ -28,6 +28,8 @@ from bench.techniques import TECHNIQUES, check, make_plan
         ("sharing", "separate", "separate"),
         ("sharding", "fsdp", "fsdp"),
         ("reshard", False, False),
+        ("reshard", "off", False),  # as tables print it
+        ("set_to_none", "on", True),
         ("set_to_none", False, False),
         ("clip", 1, 1.0),
         ("clip", False, "off"),
