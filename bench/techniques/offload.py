@@ -94,6 +94,5 @@ def _move(optimizers: list[torch.optim.Optimizer], to: Callable[[Tensor], Tensor
 
 
 def _to_pinned(state: Tensor) -> Tensor:
-    # Such a copy is pinned already (aten/src/ATen/native/TensorConversions.cpp, _to_copy; sharded tensors have no
-    # pin_memory). Nothing waits for it: nobody reads it on the host, and its way back is on the same stream.
-    return state.to("cpu", non_blocking=True)
+    # Nothing waits for the copy: nobody reads it on the host, and its way back is on the same stream.
+    return torch.empty_like(state, device="cpu", pin_memory=True).copy_(state, non_blocking=True)
