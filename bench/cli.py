@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from bench.cli_memory import register
+from bench.cwd import cwd_on_path
 from bench.errors import OombenchError, Refused
 
 app = typer.Typer(
@@ -88,7 +89,7 @@ def run(
     from bench.resolve import plan
     from bench.sweep import distinct, execute
 
-    _cwd_on_path()
+    cwd_on_path()
     planned = distinct(plan(combination) for combination in expand(words))
     return _status(execute(planned, _options(jobs, limit_memory), _console(), retry=retry, rerun=rerun))
 
@@ -101,7 +102,7 @@ def _run_one(words: list[str]) -> int:
     from bench.show import print_record, print_trace
     from bench.store import Store
 
-    _cwd_on_path()
+    cwd_on_path()
     job = plan(words)
     if (reason := refusal(job.cell)) is not None:
         raise Refused(reason)
@@ -130,7 +131,7 @@ def sweep(
     """Run a sweep; interrupted, it resumes: oombench sweep 4090 --jobs 2"""
     from bench.sweep import execute, load_sweep
 
-    _cwd_on_path()
+    cwd_on_path()
     planned = load_sweep(name).jobs(overrides or [])
     return _status(execute(planned, _options(jobs, limit_memory), _console(), retry=retry, rerun=rerun))
 
@@ -152,7 +153,7 @@ def bench(
     from bench.publication import publish_stores
     from bench.sweep import complete, execute
 
-    _cwd_on_path()
+    cwd_on_path()
     said, planned = bench_jobs(card, overrides or [])
     console = _console()
     console.print(said, soft_wrap=True)
@@ -175,7 +176,7 @@ def report(
     """Publish tables and plots of stored records."""
     from bench.publication import publish_stores, stores_at
 
-    _cwd_on_path()
+    cwd_on_path()
     publish_stores(stores_at(paths or []), into, _console())
 
 
@@ -259,12 +260,6 @@ register(app)
 
 def _print(line: str) -> None:
     _console().print(line, soft_wrap=True)
-
-
-def _cwd_on_path() -> None:
-    """Let a workload class of the user's be found where the command is given."""
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
 
 
 def _options(jobs: int | None, limit_memory_gib: float | None) -> Any:

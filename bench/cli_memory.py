@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from bench.cwd import cwd_on_path
+
 Top = Annotated[int, typer.Option("--top", min=1, help="Rows of each table.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document in place of tables, every row in it.")]
 
@@ -23,7 +25,7 @@ def explain(
     """Say what occupies the memory at a step's peak, or when it runs out: oombench explain workload=seq2seq_beam"""
     from bench.explaining import explained, planned
 
-    _cwd_on_path()
+    cwd_on_path()
     job = planned(overrides or [])
     record, moment = explained(job)
     if as_json:
@@ -59,7 +61,7 @@ def diff(
         raise unknown("moment", at, ("peak", "end"))
     from bench.sides import compare
 
-    _cwd_on_path()
+    cwd_on_path()
     difference = compare([before, after], stores or [], at)
     if as_json:
         print(json.dumps(difference.to_dict(), indent=1))
@@ -104,9 +106,3 @@ def _console() -> Console:
     """As for other results, but with room for long names where no terminal sets the width."""
     console = Console(markup=False, highlight=False)
     return console if console.is_terminal else Console(markup=False, highlight=False, width=max(console.width, 240))
-
-
-def _cwd_on_path() -> None:
-    from bench.cli import _cwd_on_path
-
-    _cwd_on_path()
