@@ -143,12 +143,22 @@ def _pinned(mode: VirtualMode, func: OpOverload, types: Any, args: Sequence[Any]
 
 
 def _to_copy(mode: VirtualMode, func: OpOverload, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """A copy; what is known of the card becomes a real tensor on the CPU."""
-    if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "cpu":
-        source = args[0]
-        if isinstance(source, FakeTensor) and source.device.type == "vgpu" and known(source) is not None:
-            return compute(func, args, kwargs)
-    return mode.plain(func, types, args, kwargs)
+    """A copy; what is known of the card becomes a real tensor on the CPU.
+
+    A non-blocking copy from the card to the host lands in pinned memory, so that nothing waits for it (`pin_out` in
+    `_to_copy`, ATen/native/TensorConversions.cpp).
+    """
+    source = args[0]
+    device = kwargs.get("device")
+    if source.device.type != "vgpu" or device is None or torch.device(device).type != "cpu":
+        return mode.plain(func, types, args, kwargs)
+    if isinstance(source, FakeTensor) and known(source) is not None:
+        copied = compute(func, args, kwargs)
+    else:
+        copied = mode.plain(func, types, args, kwargs)
+    if kwargs.get("non_blocking") and isinstance(copied, Tensor):
+        stand_ins.set_pinned(copied)
+    return copied
 
 
 def _copy(mode: VirtualMode, func: OpOverload, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

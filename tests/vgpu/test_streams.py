@@ -230,3 +230,20 @@ class TestOverlap:
     def test_pageable_memory_holds_up_the_host(self) -> None:
         total, copy, compute = step(overlap=True, pinned=False)
         assert total == pytest.approx(copy + compute, rel=0.05)
+
+    def test_a_copy_to_the_host_is_pinned_and_not_waited_for_if_asked(self, card: vgpu.Device) -> None:
+        for unknown in (True, False):
+            source = tensor(64) if unknown else torch.arange(2**20, device="vgpu")
+            for non_blocking in (False, True):
+                torch.vgpu.synchronize()
+                copy = source.to("cpu", non_blocking=non_blocking)
+                assert copy.is_pinned() == non_blocking
+                assert torch.vgpu.current_stream().query() != non_blocking
+
+    def test_a_copy_into_the_host_waits_unless_the_memory_is_pinned(self, card: vgpu.Device) -> None:
+        source = tensor(64)
+        for pinned in (False, True):
+            host = torch.empty(64 * MIB, dtype=torch.uint8, pin_memory=pinned)
+            torch.vgpu.synchronize()
+            host.copy_(source, non_blocking=True)
+            assert torch.vgpu.current_stream().query() != pinned
