@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +38,7 @@ class Store:
 
     Attributes:
         path: The file; it need not exist.
-        problems: The lines that the latest `records` had to skip.
+        problems: The lines that the latest reading had to skip.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,18 +51,20 @@ class Store:
         Raises:
             OombenchError: The path is there but cannot be read.
         """
-        found: dict[str, Record] = {}
+        return latest(self.history())
+
+    def history(self) -> list[Record]:
+        """Every record, in the order in which they were appended; raises as `records` does."""
+        found: list[Record] = []
         self.problems = []
         for number, line in enumerate(self._lines(), start=1):
             if not line.strip():
                 continue
             try:
-                record = _read(line)
+                found.append(_read(line))
             except ValueError as error:
                 self.problems.append(Problem(self.path, number, str(error).partition("\n")[0]))
-            else:
-                found[record.key] = record
-        return list(found.values())
+        return found
 
     def prepare(self) -> None:
         """Make the folder and the file, so that a wrong place shows before time is spent on cells."""
@@ -112,13 +114,23 @@ class Store:
             raise WriteFailed(f"cannot write {self.path}: {error.strerror}") from error
 
 
-def records_at(path: Path) -> list[Record]:
-    """The records of the store at `path`, its damaged lines reported on stderr."""
+def latest(records: Iterable[Record]) -> list[Record]:
+    """Of several records with one key the last, in the order in which the keys first appear."""
+    return list({record.key: record for record in records}.values())
+
+
+def history_at(path: Path) -> list[Record]:
+    """Every record of the store at `path`, its damaged lines reported on stderr."""
     store = Store(path)
-    records = store.records()
+    records = store.history()
     for problem in store.problems:
         print(problem, file=sys.stderr)
     return records
+
+
+def records_at(path: Path) -> list[Record]:
+    """The latest record of each cell in the store at `path`, its damaged lines reported on stderr."""
+    return latest(history_at(path))
 
 
 def _read(line: bytes) -> Record:

@@ -33,10 +33,10 @@ from bench.errors import BadInput, OombenchError, unknown
 from bench.overrides import names_in, word
 from bench.progress import SweepProgress, counts_line
 from bench.provenance import code
-from bench.record import Status
+from bench.record import Record, Status
 from bench.resolve import plan
 from bench.runner import Options, run_jobs
-from bench.store import Store, records_at
+from bench.store import Store, history_at, latest
 
 AGAIN = (Status.CRASH, Status.TIMEOUT)
 """Outcomes that say nothing about the cell, so that it can be worth another try."""
@@ -85,7 +85,8 @@ def load_sweep(name: str) -> Sweep:
         try:
             text = Path(name).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            raise BadInput(f"cannot read sweep file {name}: {error}") from error
+            reason = error.strerror if isinstance(error, OSError) else error  # its text names the file once more
+            raise BadInput(f"cannot read sweep file {name}: {reason}") from error
     else:
         raise unknown("sweep", name, known)
     try:
@@ -101,7 +102,13 @@ def load_sweep(name: str) -> Sweep:
 
 
 def execute(
-    jobs: Sequence[Job], options: Options, console: Console, *, retry: bool = False, rerun: bool = False
+    jobs: Sequence[Job],
+    options: Options,
+    console: Console,
+    *,
+    retry: bool = False,
+    rerun: bool = False,
+    again: bool = False,
 ) -> Counter[Status]:
     """Run the jobs that their stores lack, and say on `console` how it goes.
 
@@ -111,6 +118,7 @@ def execute(
         console: For results; damaged lines of a store are reported on stderr.
         retry: Run those again that crashed or timed out.
         rerun: Run all of them again.
+        again: Where none is lacking run all of them once more; interrupted, that resumes too.
 
     Returns:
         How many cells ended how, those included that were in a store already.
@@ -118,9 +126,8 @@ def execute(
     if any(job.trace for job in jobs):
         raise BadInput("a trace follows a single cell: oombench run")
     stores = {job.store: Store(job.store) for job in jobs}
-    known = {path: {} if rerun else _statuses(path) for path in stores}
-    status_of = [known[job.store].get(_identity(job)) for job in jobs]
-    left = [job for job, status in zip(jobs, status_of, strict=True) if status is None or (retry and status in AGAIN)]
+    held = {path: {} if rerun else _held(path) for path in stores}
+    left, before = _split(jobs, [held[job.store].get(_identity(job)) for job in jobs], retry, again)
     places = ", ".join(str(path) for path in stores)
     for store in stores.values():
         store.prepare()
@@ -132,19 +139,40 @@ def execute(
                 progress.finished(outcome.job, outcome.record)
     except KeyboardInterrupt:
         done = len(jobs) - len(left) + progress.counts.total()
-        line = f"interrupted: {done} of {len(jobs)} cells are in {places}; the same command resumes"
+        then = "with --rerun it starts over" if rerun else "the same command resumes"
+        line = f"interrupted: {done} of {len(jobs)} cells are in {places}; {then}"
         raise Interrupted(line) from None
-    skipped = Counter(status for status in status_of if status is not None and not (retry and status in AGAIN))
-    counts = progress.counts + skipped
-    was_there = f", {skipped.total()} of them from before" if skipped else ""
+    counts = progress.counts + before
+    was_there = f", {before.total()} of them from before" if before else ""
     console.print(f"{counts.total()} cells: {counts_line(counts)}{was_there}; {places}", soft_wrap=True)
     return counts
 
 
-def complete(jobs: Sequence[Job]) -> bool:
-    """Whether the stores hold every job, run by this code."""
-    known = {path: _statuses(path) for path in {job.store for job in jobs}}
-    return all(_identity(job) in known[job.store] for job in jobs)
+@dataclass(frozen=True)
+class _Held:
+    """What a store has of a cell, run by this code: how it ended the last time, and how often it ran."""
+
+    status: Status
+    times: int
+
+
+def _split(
+    jobs: Sequence[Job], found: Sequence[_Held | None], retry: bool, again: bool
+) -> tuple[list[Job], Counter[Status]]:
+    """The jobs that are to run, and how the others ended.
+
+    With `again` those run that have run least often: each once more in a whole store, the rest of them where such a
+    round was interrupted.
+    """
+    fewest = min((held.times if held else 0 for held in found), default=0)
+    left: list[Job] = []
+    before: Counter[Status] = Counter()
+    for job, held in zip(jobs, found, strict=True):
+        if held is None or (retry and held.status in AGAIN) or (again and held.times == fewest):
+            left.append(job)
+        else:
+            before[held.status] += 1
+    return left, before
 
 
 def _identity(job: Job) -> tuple[str, str]:
@@ -152,9 +180,15 @@ def _identity(job: Job) -> tuple[str, str]:
     return job.cell.key, code(job.cell.workload)
 
 
-def _statuses(path: Path) -> dict[tuple[str, str], Status]:
-    """How the cells in a store ended, and by what code."""
-    return {(record.key, str(record.provenance.get("code"))): record.status for record in records_at(path)}
+def _held(path: Path) -> dict[tuple[str, str], _Held]:
+    """What a store has, by cell and code."""
+    history = history_at(path)
+    times = Counter(_ran(record) for record in history)
+    return {_ran(record): _Held(record.status, times[_ran(record)]) for record in latest(history)}
+
+
+def _ran(record: Record) -> tuple[str, str]:
+    return record.key, str(record.provenance.get("code"))
 
 
 def _rows(entry: Any, sweep: str) -> Iterator[list[str]]:

@@ -9,15 +9,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from bench.errors import BadInput
 from bench.techniques import Technique
 from bench.techniques.precision import Precision
 from bench.workload import Workload
 
 Mark = Callable[[Iterable[Tensor], str], None]
-
-
-def _unmarked(tensors: Iterable[Tensor], category: str) -> None:
-    """Where nobody asks what tensors are for."""
 
 
 class Trainer:
@@ -28,7 +25,7 @@ class Trainer:
         settings: Its settings; techniques that change settings are applied here.
         plan: Every technique, by name.
         device: Where to train.
-        mark: Told what tensors are for: ("parameters" | "gradients" | "optimizer").
+        mark: Told what tensors are for ("gradients" | "optimizer"), if anybody asks.
     """
 
     def __init__(
@@ -37,7 +34,7 @@ class Trainer:
         settings: Any,
         plan: Mapping[str, Technique],
         device: torch.device,
-        mark: Mark = _unmarked,
+        mark: Mark | None = None,
     ) -> None:
         for technique in plan.values():
             settings = technique.settings(settings)
@@ -60,14 +57,23 @@ class Trainer:
         self.update()
 
     def gradients(self) -> None:
-        """Clear the gradients and fill them anew, scaled as the precision asks."""
+        """Clear the gradients and fill them anew, scaled as the precision asks.
+
+        Raises:
+            BadInput: The workload yields another number of micro-batches than it was asked for.
+        """
         for optimizer in self.optimizers.values():
             optimizer.zero_grad(set_to_none=self.plan["set_to_none"].value)
+        yielded = 0
         for micro_batch in self.workload.micro_batches(self._micro_batches):
+            yielded += 1
             losses = self._losses(micro_batch)
             while (loss := self._next_loss(losses)) is not None:
                 self._scaler.scale(loss / self._micro_batches).backward()
                 del loss
+        if yielded != self._micro_batches:
+            called = f"{type(self.workload).__name__}.micro_batches({self._micro_batches})"
+            raise BadInput(f"{called} yielded {yielded} micro-batch{'es' * (yielded != 1)}")
         self.mark_gradients()
 
     def _losses(self, micro_batch: Any) -> Iterator[Tensor]:
@@ -98,13 +104,21 @@ class Trainer:
         self._scaler.update()
         self.workload.finish_step()
 
+    def loss_scale(self) -> float:
+        """What losses are multiplied by; GradScaler lowers it after an update that it has skipped. The host waits."""
+        return self._scaler.get_scale()
+
     def mark_gradients(self) -> None:
-        """Say which tensors are gradients now."""
+        """Say which tensors are gradients now, if anybody asks: to look for them takes time."""
+        if self._mark is None:
+            return
         parameters = [p for network in self.workload.networks.values() for p in network.parameters()]
         self._mark([p.grad for p in parameters if p.grad is not None], "gradients")
 
     def mark_optimizer(self) -> None:
-        """Say which tensors are optimizer states now."""
+        """Say which tensors are optimizer states now, if anybody asks."""
+        if self._mark is None:
+            return
         for optimizer in self.optimizers.values():
             for states in optimizer.state.values():
                 self._mark([state for state in states.values() if isinstance(state, Tensor)], "optimizer")

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from bench.overrides import names_in
-from bench.techniques import TECHNIQUES
+from bench.techniques.table import TECHNIQUES
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

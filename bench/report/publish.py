@@ -15,6 +15,11 @@ from bench.report.frame import SOURCES, Row, rows, tidy
 from bench.report.sheet import save
 
 PLOTS = {"pareto": "Memory against throughput", "memory": "What the peak is made of"}
+SUMMARY = "summary.md"
+LISTING = "Every figure: [{stem}.md]({stem}.md), [{stem}.csv]({stem}.csv)."
+"""How a summary lists the files of a table; a later publication knows by these lines what is its to remove."""
+
+_LISTED = re.compile(r"^Every figure: \[([\w.-]+)\.md\]\(\1\.md\), \[\1\.csv\]\(\1\.csv\)\.$", re.MULTILINE)
 
 
 class Section(NamedTuple):
@@ -38,6 +43,8 @@ def publish(
         baselines: Every technique's value in the plain configuration, by workload path.
         capacities: Usable bytes of a card, by target.
 
+    What the summary that was there before lists, and this publication does not write, is removed.
+
     Returns:
         What was written, by name.
 
@@ -51,18 +58,33 @@ def publish(
         inside.mkdir(parents=True, exist_ok=True)
         parts = sections(of_target)
         of_parts = [path for section in parts for path in _write_section(section, inside)]
+        for path in _published(inside) - set(of_parts):
+            path.unlink(missing_ok=True)
         page = summary(parts, {path.name for path in of_parts})
-        written += [*of_parts, _write(inside / "summary.md", page)]
+        written += [*of_parts, _write(inside / SUMMARY, page)]
     return sorted(written)
 
 
+def _published(inside: Path) -> set[Path]:
+    """The files of the tables that the summary in a folder lists; nobody else's files are among them."""
+    try:
+        page = (inside / SUMMARY).read_text(encoding="utf-8")
+    except (FileNotFoundError, UnicodeDecodeError):
+        return set()
+    return {path for stem in _LISTED.findall(page) for path in _files(inside, stem)}
+
+
+def _files(inside: Path, stem: str) -> list[Path]:
+    """Every file that a table can have."""
+    return [inside / f"{stem}{end}" for end in (".md", ".csv", *(f"_{name}.png" for name in PLOTS))]
+
+
 def sections(of_target: pd.DataFrame) -> list[Section]:
-    """One per workload, preset and settings; the stem names the preset only where a workload has several."""
-    presets: dict[Any, int] = of_target.groupby("name")["preset"].nunique().to_dict()
+    """One per workload, preset and settings; the stem names the settings only where a preset was run with several."""
     found = []
     for key, part in of_target.groupby(["name", "preset", "variant"], sort=True):
         name, preset, variant = (str(word) for word in key)
-        words = [name, *([preset] if presets[name] > 1 else []), *([variant] if variant else [])]
+        words = [name, preset, *([variant] if variant else [])]
         found.append(Section("_".join(re.sub(r"[^\w.]+", "-", word) for word in words), part))
     return found
 
@@ -175,7 +197,7 @@ def _summarised(section: Section, drawn: Iterable[str]) -> list[str]:
     ]
     return [
         *paragraphs,
-        f"Every figure: [{section.stem}.md]({section.stem}.md), [{section.stem}.csv]({section.stem}.csv).",
+        LISTING.format(stem=section.stem),
     ]
 
 

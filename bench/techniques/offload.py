@@ -29,6 +29,10 @@ class Offload(Technique):
     off: ClassVar[Any] = "off"
     fidelity = Fidelity.EXACT
 
+    def __new__(cls, value: Any) -> Offload:
+        """Parameters act through a hook of the workload and round; the other kinds do neither."""
+        return super().__new__(_OffloadedParameters if "parameters" in str(value).split("+") else cls)
+
     @classmethod
     def parse(cls, value: Any) -> str:
         """`off`, or KINDS joined by `+`, in the order of KINDS."""
@@ -50,26 +54,11 @@ class Offload(Technique):
         """Whether parameters live on the host."""
         return self._asks("parameters")
 
-    def check(self, workload: type[Workload], settings: Any) -> None:
-        """Parameters need units that FSDP2 can wrap."""
-        self.hook = "shards" if self.parameters else None  # type: ignore[misc]
-        super().check(workload, settings)
-
     def forward(self, device: torch.device) -> AbstractContextManager[Any]:
         """Saved tensors to the host, if asked."""
         if not self._asks("activations"):
             return nullcontext()
         return save_on_cpu(pin_memory=device.type != "cpu", device_type=device.type)
-
-    def placed(self, workload: Workload, device: torch.device) -> None:
-        """Move sharded parameters to the host; buffers stay on the card."""
-        if not self.parameters:
-            return
-        *_, root = cast(Shardable, workload).shards()
-        root.to("cpu")
-        for module in root.modules():
-            for name, buffer in module.named_buffers(recurse=False):
-                module.register_buffer(name, buffer.to(device), persistent=name in module.state_dict())
 
     def around_update(
         self, optimizers: Iterable[torch.optim.Optimizer], device: torch.device
@@ -78,11 +67,29 @@ class Offload(Technique):
         return _visiting(list(optimizers), device) if self._asks("optimizer") else nullcontext()
 
 
+class _OffloadedParameters(Offload):
+    """Any value with parameters: FSDP2 shards the workload's units, in whatever precision the plan asks for.
+
+    It gathers them as `sharding` does and rounds as that does; and the host's update rounds otherwise than the card's.
+    """
+
+    hook: ClassVar[str | None] = "shards"
+    fidelity = Fidelity.ROUNDING
+
+    def placed(self, workload: Workload, device: torch.device) -> None:
+        """Move sharded parameters to the host; buffers stay on the card."""
+        *_, root = cast(Shardable, workload).shards()
+        root.to("cpu")
+        for module in root.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                module.register_buffer(name, buffer.to(device), persistent=name in module.state_dict())
+
+
 @contextmanager
 def _visiting(optimizers: list[torch.optim.Optimizer], device: torch.device) -> Iterator[None]:
-    _move(optimizers, lambda state: state.to(device, non_blocking=True))
+    _move(optimizers, lambda state: _to_card(state, device))
     yield
-    _move(optimizers, _to_pinned if device.type != "cpu" else lambda state: state)
+    _move(optimizers, _to_host)
 
 
 def _move(optimizers: list[torch.optim.Optimizer], to: Callable[[Tensor], Tensor]) -> None:
@@ -93,6 +100,10 @@ def _move(optimizers: list[torch.optim.Optimizer], to: Callable[[Tensor], Tensor
                     states[name] = to(state)
 
 
-def _to_pinned(state: Tensor) -> Tensor:
-    # Nothing waits for the copy: nobody reads it on the host, and its way back is on the same stream.
-    return torch.empty_like(state, device="cpu", pin_memory=True).copy_(state, non_blocking=True)
+def _to_card(state: Tensor, device: torch.device) -> Tensor:
+    return state.to(device, non_blocking=True)
+
+
+def _to_host(state: Tensor) -> Tensor:
+    # Pinned, so nothing waits for the copy: nobody reads it on the host, and its way back is on the same stream.
+    return state.to("cpu", non_blocking=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from allocator_programs import CAPACITY_BYTES, CONFIGS, Operation, Point, Program, configs, operations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from snapshot_tools import MIB, Recording, event, segment, write
@@ -19,76 +20,22 @@ from bench import replay as replay_module
 from bench.errors import BadInput
 from bench.replay import Outcome, replay
 from bench.snapshot import Snapshot, snapshot_of
-from bench.vgpu.allocator import AllocatorConfig, Block, OutOfMemory
+from bench.vgpu.allocator import AllocatorConfig, CachingAllocator, OutOfMemory
 from bench.what_if import own_configuration, plan_of, what_if
 
-CAPACITY_BYTES = 160 * MIB
 TRACES = sorted((Path(__file__).parents[1] / "vgpu" / "traces").glob("*.json.gz"))
-
-CONFIGS = {
-    "default": AllocatorConfig(),
-    "expandable": AllocatorConfig(expandable_segments=True),
-    "max_split": AllocatorConfig(max_split_size_bytes=24 * MIB),
-    "collecting": AllocatorConfig(garbage_collection_threshold=0.4, per_process_memory_fraction=0.9),
-    "rounding": AllocatorConfig(roundup_power2_divisions=4),
-}
-
-sizes = st.one_of(
-    st.integers(1, 4096),
-    st.integers(MIB - 1024, MIB + 1024),
-    st.integers(1, 40).map(lambda mebibytes: mebibytes * MIB // 2),
-    st.integers(1, 60 * MIB),
-)
-streams = st.integers(0, 2)
-picks = st.integers(0, 1000)
-operation = st.one_of(
-    st.tuples(st.just("allocate"), sizes, streams),
-    st.tuples(st.just("allocate"), sizes, streams),
-    st.tuples(st.just("free"), picks, st.just(0)),
-    st.tuples(st.just("free"), picks, st.just(0)),
-    st.tuples(st.just("record"), picks, streams),
-    st.tuples(st.just("pass"), picks, st.just(0)),
-    st.tuples(st.just("empty"), st.just(0), st.just(0)),
-)
-operations = st.lists(operation, min_size=25, max_size=60)
-configs = st.sampled_from(sorted(CONFIGS)).map(CONFIGS.__getitem__)
 checked = settings(max_examples=120, deadline=None, derandomize=True, database=None)
 
 
-class Point:
-    def __init__(self) -> None:
-        self.done = False
-
-    def query(self) -> bool:
-        return self.done
-
-
-class Program:
-    """Runs operations on a recording's allocator; a request that fails is left out, as a program could do."""
+class RecordedProgram(Program):
+    """A program whose allocator is a recording's."""
 
     def __init__(self, config: AllocatorConfig, capacity_bytes: int = CAPACITY_BYTES) -> None:
-        self.points: list[Point] = []
-        self.live: list[Block] = []
-        self.recording = Recording(capacity_bytes, config, record_event=self._point)
-        self.allocator = self.recording.allocator
+        super().__init__(lambda point: self._record(capacity_bytes, config, point))
 
-    def _point(self, _stream: int) -> Point:
-        self.points.append(Point())
-        return self.points[-1]
-
-    def run(self, operations: list[tuple[str, int, int]]) -> None:
-        for action, number, stream in operations:
-            if action == "allocate":
-                with suppress(OutOfMemory):
-                    self.live.append(self.allocator.allocate(number, stream))
-            elif action == "empty":
-                self.allocator.empty_cache()
-            elif action == "pass" and self.points:
-                self.points[number % len(self.points)].done = True
-            elif self.live and action == "free":
-                self.allocator.free(self.live.pop(number % len(self.live)))
-            elif self.live and action == "record":
-                self.allocator.record_stream(self.live[number % len(self.live)], stream)
+    def _record(self, capacity_bytes: int, config: AllocatorConfig, point: Callable[[int], Point]) -> CachingAllocator:
+        self.recording = Recording(capacity_bytes, config, record_event=point)
+        return self.recording.allocator
 
 
 def own_replay(snapshot: Snapshot) -> Outcome:
@@ -98,10 +45,8 @@ def own_replay(snapshot: Snapshot) -> Outcome:
 
 @checked
 @given(configs, operations)
-def test_as_it_was_configured_every_byte_comes_back(
-    config: AllocatorConfig, operations: list[tuple[str, int, int]]
-) -> None:
-    program = Program(config)
+def test_as_it_was_configured_every_byte_comes_back(config: AllocatorConfig, operations: list[Operation]) -> None:
+    program = RecordedProgram(config)
     with program.recording.running():
         program.run(operations)
         snapshot = program.recording.snapshot()
@@ -118,8 +63,8 @@ def test_as_it_was_configured_every_byte_comes_back(
 
 @checked
 @given(operations)
-def test_where_the_cards_size_is_not_known_releases_are_repeated(operations: list[tuple[str, int, int]]) -> None:
-    program = Program(AllocatorConfig())
+def test_where_the_cards_size_is_not_known_releases_are_repeated(operations: list[Operation]) -> None:
+    program = RecordedProgram(AllocatorConfig())
     with program.recording.running():
         program.run([each for each in operations if each[0] != "record"])
         snapshot = program.recording.snapshot(knows_capacity=False)
@@ -134,9 +79,9 @@ def test_where_the_cards_size_is_not_known_releases_are_repeated(operations: lis
 @checked
 @given(st.sampled_from(["default", "max_split", "rounding"]).map(CONFIGS.__getitem__), operations, operations)
 def test_a_trace_that_begins_within_a_run_starts_from_what_was_there(
-    config: AllocatorConfig, before: list[tuple[str, int, int]], after: list[tuple[str, int, int]]
+    config: AllocatorConfig, before: list[Operation], after: list[Operation]
 ) -> None:
-    program = Program(config)
+    program = RecordedProgram(config)
     program.run([each for each in before if each[0] != "record"])
     program.allocator.reset_peak_stats()
     start_bytes = program.allocator.allocated_bytes
@@ -158,10 +103,8 @@ def test_a_trace_that_begins_within_a_run_starts_from_what_was_there(
 
 @checked
 @given(operations, st.booleans())
-def test_with_expandable_segments_reserved_is_in_whole_pages(
-    operations: list[tuple[str, int, int]], only_large: bool
-) -> None:
-    program = Program(AllocatorConfig(), capacity_bytes=2**40)
+def test_with_expandable_segments_reserved_is_in_whole_pages(operations: list[Operation], only_large: bool) -> None:
+    program = RecordedProgram(AllocatorConfig(), capacity_bytes=2**40)
     with program.recording.running():
         program.run([each for each in operations if not only_large or each[0] != "allocate" or each[1] > MIB])
         snapshot = program.recording.snapshot()
@@ -228,7 +171,7 @@ def test_a_recorded_failure_tells_how_much_the_card_has(tmp_path: Path) -> None:
 
 
 def test_what_waits_for_another_stream_waits_in_the_replay_too() -> None:
-    program = Program(AllocatorConfig())
+    program = RecordedProgram(AllocatorConfig())
     allocator = program.allocator
     with program.recording.running():
         first = allocator.allocate(30 * MIB)

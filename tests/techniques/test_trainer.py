@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bench.device import Card
+from bench.errors import BadInput
 from bench.techniques import make_plan
 from bench.trainer import Trainer
 
@@ -36,7 +38,7 @@ class Line:
     def place(self, device: torch.device) -> None: ...
 
     def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
-        return {"line": torch.optim.SGD(self.network.parameters(), lr=0.1)}
+        return {"line": torch.optim.SGD(self.network.parameters(), lr=0.1, momentum=0.9)}
 
     def micro_batches(self, count: int) -> Iterable[Tensor]:
         return torch.arange(12.0).view(4, 3).chunk(count)
@@ -63,3 +65,34 @@ def test_losses_are_computed_under_the_techniques(kind: type[Line]) -> None:
     trainer = Trainer(kind, Settings(), plan, torch.device("cpu"))  # type: ignore[arg-type]
     trainer.gradients()
     assert trainer.workload.computed == [torch.bfloat16] * 4  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("yielded", [0, 1, 3])
+def test_micro_batches_that_are_not_as_many_as_asked_for_are_an_error(yielded: int) -> None:
+    class Other(Line):
+        def micro_batches(self, count: int) -> Iterable[Tensor]:
+            return [torch.ones(2, 3)] * yielded
+
+    trainer = Trainer(Other, Settings(), make_plan({"accumulation": 2}), torch.device("cpu"))  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match=rf"^Other\.micro_batches\(2\) yielded {yielded} micro-batch(es)?$"):
+        trainer.step()
+
+
+def test_tensors_are_marked_where_the_card_asks() -> None:
+    marked: list[str] = []
+
+    def mark(tensors: Iterable[Tensor], category: str) -> None:
+        marked.append(category)
+
+    trainer = Trainer(Line, Settings(), make_plan({}), torch.device("cpu"), mark)  # type: ignore[arg-type]
+    trainer.step()
+    assert marked == ["gradients", "optimizer", "optimizer"]  # the states of the weight and of the bias
+
+
+def test_nothing_is_looked_up_for_a_card_that_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Card(torch.device("cpu"))
+    trainer = Trainer(Line, Settings(), make_plan({}), card.device, card.mark)  # type: ignore[arg-type]
+    looked_up: list[nn.Module] = []
+    monkeypatch.setattr(nn.Module, "parameters", lambda module: looked_up.append(module) or iter(()))
+    trainer.step()
+    assert looked_up == []

@@ -9,7 +9,8 @@ import pytest
 from torch import nn
 
 from bench.errors import BadInput, Refused
-from bench.techniques import TECHNIQUES, check, make_plan
+from bench.techniques import check, make_plan
+from bench.techniques.table import TECHNIQUES
 
 
 @pytest.mark.parametrize(

@@ -3,88 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from allocator_programs import CAPACITY_BYTES, MIB, Operation, Program, configs, operations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.vgpu.allocator import AllocatorConfig, Block, CachingAllocator, OutOfMemory
+from bench.vgpu.allocator import AllocatorConfig, CachingAllocator
 
-MIB = 2**20
-CAPACITY_BYTES = 160 * MIB
-
-CONFIGS = {
-    "default": AllocatorConfig(),
-    "expandable": AllocatorConfig(expandable_segments=True),
-    "max_split": AllocatorConfig(max_split_size_bytes=24 * MIB),
-    "expandable max_split": AllocatorConfig(expandable_segments=True, max_split_size_bytes=24 * MIB),
-    "collecting": AllocatorConfig(garbage_collection_threshold=0.4, per_process_memory_fraction=0.9),
-    "rounding": AllocatorConfig(roundup_power2_divisions=4),
-}
-
-sizes = st.one_of(
-    st.integers(1, 4096),
-    st.integers(MIB - 1024, MIB + 1024),
-    st.integers(1, 40).map(lambda mebibytes: mebibytes * MIB // 2),
-    st.integers(1, 60 * MIB),
-)
-streams = st.integers(0, 2)
-picks = st.integers(0, 1000)
-operation = st.one_of(
-    st.tuples(st.just("allocate"), sizes, streams),
-    st.tuples(st.just("allocate"), sizes, streams),
-    st.tuples(st.just("free"), picks, st.just(0)),
-    st.tuples(st.just("free"), picks, st.just(0)),
-    st.tuples(st.just("record"), picks, streams),
-    st.tuples(st.just("pass"), picks, st.just(0)),
-    st.tuples(st.just("empty"), st.just(0), st.just(0)),
-)
-operations = st.lists(operation, min_size=25, max_size=60)
-configs = st.sampled_from(sorted(CONFIGS)).map(CONFIGS.__getitem__)
 checked = settings(max_examples=80, deadline=None, derandomize=True, database=None)
 
 
-class Event:
-    def __init__(self) -> None:
-        self.done = False
-
-    def query(self) -> bool:
-        return self.done
-
-
-@dataclass
-class Run:
-    """An allocator, and what the test did with it."""
-
-    config: AllocatorConfig
-    memory: CachingAllocator = field(init=False)
-    live: list[Block] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-    refused: int = 0
-
-    def __post_init__(self) -> None:
-        self.memory = CachingAllocator(CAPACITY_BYTES, config=self.config, record_event=self._record)
-
-    def _record(self, _stream: int) -> Event:
-        self.events.append(Event())
-        return self.events[-1]
-
-    def do(self, kind: str, number: int, stream: int) -> None:
-        if kind == "allocate":
-            try:
-                self.live.append(self.memory.allocate(number, stream))
-            except OutOfMemory:
-                self.refused += 1
-        elif kind == "free" and self.live:
-            self.memory.free(self.live.pop(number % len(self.live)))
-        elif kind == "record" and self.live:
-            self.memory.record_stream(self.live[number % len(self.live)], stream)
-        elif kind == "pass" and self.events:
-            self.events[number % len(self.events)].done = True
-        elif kind == "empty":
-            self.memory.empty_cache()
+def program(config: AllocatorConfig) -> Program:
+    return Program(lambda point: CachingAllocator(CAPACITY_BYTES, config=config, record_event=point))
 
 
 def blocks_of(memory: CachingAllocator) -> list[dict[str, Any]]:
@@ -93,12 +25,12 @@ def blocks_of(memory: CachingAllocator) -> list[dict[str, Any]]:
 
 @checked
 @given(configs, operations)
-def test_blocks_tile_their_segments_and_never_overlap(config: AllocatorConfig, ops: list[Any]) -> None:
-    run = Run(config)
+def test_blocks_tile_their_segments_and_never_overlap(config: AllocatorConfig, ops: list[Operation]) -> None:
+    run = program(config)
     for op in ops:
-        run.do(*op)
+        run.do(op)
         end = 0
-        for segment in run.memory.snapshot():
+        for segment in run.allocator.snapshot():
             at = segment["address"]
             assert at >= end
             for block in segment["blocks"]:
@@ -108,7 +40,7 @@ def test_blocks_tile_their_segments_and_never_overlap(config: AllocatorConfig, o
                 at += block["size"]
             end = segment["address"] + segment["total_size"]
             assert at == end
-        used = {b["address"]: b for b in blocks_of(run.memory) if b["state"] == "active_allocated"}
+        used = {b["address"]: b for b in blocks_of(run.allocator) if b["state"] == "active_allocated"}
         assert len(used) == len(run.live)
         for handle in run.live:
             block = used[handle.address]
@@ -118,23 +50,23 @@ def test_blocks_tile_their_segments_and_never_overlap(config: AllocatorConfig, o
 
 @checked
 @given(configs, operations)
-def test_no_two_free_neighbours(config: AllocatorConfig, ops: list[Any]) -> None:
-    run = Run(config)
+def test_no_two_free_neighbours(config: AllocatorConfig, ops: list[Operation]) -> None:
+    run = program(config)
     for op in ops:
-        run.do(*op)
-        for segment in run.memory.snapshot():
+        run.do(op)
+        for segment in run.allocator.snapshot():
             states = [block["state"] for block in segment["blocks"]]
             assert ("inactive", "inactive") not in list(pairwise(states))
 
 
 @checked
 @given(configs, operations)
-def test_sums_equal_the_counters_and_stay_within_the_capacity(config: AllocatorConfig, ops: list[Any]) -> None:
-    run = Run(config)
-    memory = run.memory
+def test_sums_equal_the_counters_and_stay_within_the_capacity(config: AllocatorConfig, ops: list[Operation]) -> None:
+    run = program(config)
+    memory = run.allocator
     limit_bytes = int(CAPACITY_BYTES * config.per_process_memory_fraction)
     for op in ops:
-        run.do(*op)
+        run.do(op)
         stats = memory.stats()
         segments = memory.snapshot()
         assert memory.allocated_bytes == sum(block.size_bytes for block in run.live)
@@ -180,21 +112,21 @@ def from_snapshot(memory: CachingAllocator) -> Counter[str]:
 
 @checked
 @given(configs, operations)
-def test_counters_follow_from_the_snapshots(config: AllocatorConfig, ops: list[Any]) -> None:
-    run = Run(config)
+def test_counters_follow_from_the_snapshots(config: AllocatorConfig, ops: list[Operation]) -> None:
+    run = program(config)
     peaks: Counter[str] = Counter()
     sums: Counter[str] = Counter()
     before: Counter[str] = Counter()
     waited = False
     for index, op in enumerate(ops):
         if index == 30:
-            run.memory.reset_peak_stats()
-            run.memory.reset_accumulated_stats()
+            run.allocator.reset_peak_stats()
+            run.allocator.reset_accumulated_stats()
             peaks, sums = Counter(before), Counter()
-        run.do(*op)
-        waited = waited or bool(run.events)
-        now = from_snapshot(run.memory)
-        stats = run.memory.stats()
+        run.do(op)
+        waited = waited or bool(run.points)
+        now = from_snapshot(run.allocator)
+        stats = run.allocator.stats()
         for name, value in now.items():
             peaks[name] = max(peaks[name], value)
             sums[name] += max(value - before[name], 0)
@@ -212,32 +144,32 @@ def test_counters_follow_from_the_snapshots(config: AllocatorConfig, ops: list[A
 
 @checked
 @given(configs, operations)
-def test_nothing_stays_reserved_once_all_is_freed(config: AllocatorConfig, ops: list[Any]) -> None:
-    run = Run(config)
+def test_nothing_stays_reserved_once_all_is_freed(config: AllocatorConfig, ops: list[Operation]) -> None:
+    run = program(config)
     for op in ops:
-        run.do(*op)
+        run.do(op)
     while run.live:
-        run.memory.free(run.live.pop())
-    run.memory.empty_cache()
-    assert run.memory.reserved_bytes == 0
-    assert run.memory.allocated_bytes == 0
-    assert run.memory.snapshot() == []
-    stats = run.memory.stats()
+        run.allocator.free(run.live.pop())
+    run.allocator.empty_cache()
+    assert run.allocator.reserved_bytes == 0
+    assert run.allocator.allocated_bytes == 0
+    assert run.allocator.snapshot() == []
+    stats = run.allocator.stats()
     assert {name: value for name, value in stats.items() if name.endswith(".current") and value} == {}
 
 
 @checked
 @given(configs, operations)
-def test_equal_events_give_equal_bytes_and_addresses(config: AllocatorConfig, ops: list[Any]) -> None:
-    runs = [Run(config), Run(config)]
+def test_equal_events_give_equal_bytes_and_addresses(config: AllocatorConfig, ops: list[Operation]) -> None:
+    runs = [program(config), program(config)]
     for run in runs:
         for op in ops:
-            run.do(*op)
+            run.do(op)
     one, two = runs
     assert [block.address for block in one.live] == [block.address for block in two.live]
-    assert one.memory.snapshot() == two.memory.snapshot()
-    assert one.memory.stats() == two.memory.stats()
-    assert one.memory.segment_sizes() == two.memory.segment_sizes()
+    assert one.allocator.snapshot() == two.allocator.snapshot()
+    assert one.allocator.stats() == two.allocator.stats()
+    assert one.allocator.segment_sizes() == two.allocator.segment_sizes()
 
 
 @checked
