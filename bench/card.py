@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from bench import host
 from bench.config import Job
 from bench.errors import BadInput, unknown
+from bench.frameworks import find_framework
 from bench.overrides import names_in
+from bench.record import Source
 from bench.resolve import find_target, plan, why_not_measured
 from bench.sweep import Sweep, distinct, load_sweep
 
@@ -30,18 +32,27 @@ def bench_jobs(card: str, overrides: Sequence[str]) -> tuple[str, list[Job]]:
     sweep, target = _sweep_for(_local() if card == "local" else card)
     retarget = [] if target == sweep.card else [f"target={target}"]
     rows = [[*row, *retarget, *overrides] for row in sweep.rows]
-    predicted = distinct(plan([*row, "source=predicted"]) for row in rows)
-    measured = distinct(plan([*row, "source=measured"]) for row in rows if _is_here(row))
+    here = [_is_here(row) for row in rows]
+    predicted = distinct(_without_card(row) for row in rows)
+    measured = distinct(plan([*row, "source=measured"]) for row, is_here in zip(rows, here, strict=True) if is_here)
     if measured:
-        said = f"{target} is here: measuring {len(measured)} cells, predicting {len(predicted)} beside them"
+        present = _targets(measured)
+        said = f"{', '.join(present)} {'is' if len(present) == 1 else 'are'} here"
+        said += f": measuring {len(measured)} cells, predicting {len(predicted)} beside them"
     else:
-        said = f"{target} is not measured: {why_not_measured(find_target(target))}; predicting on the virtual GPU"
+        reasons = [f"{name} is not measured: {why_not_measured(find_target(name))}" for name in _targets(predicted)]
+        said = "; ".join([*reasons, "predicting on the virtual GPU"])
     return said, [*measured, *predicted]
+
+
+def _targets(jobs: Sequence[Job]) -> list[str]:
+    """The targets of the jobs, which rows and overrides choose: not always the card that was asked for."""
+    return list(dict.fromkeys(job.cell.target for job in jobs))
 
 
 def _sweep_for(card: str) -> tuple[Sweep, str]:
     """The sweep called `card`, or made for the target `card`, or the general one; and the target."""
-    from bench.vgpu.targets import TARGETS
+    from bench.targets import TARGETS
 
     names = names_in("sweep")
     if card in names:
@@ -55,7 +66,7 @@ def _sweep_for(card: str) -> tuple[Sweep, str]:
 
 def _local() -> str:
     """The name of this machine's card in the target table."""
-    from bench.vgpu.targets import TARGETS
+    from bench.targets import TARGETS
 
     if not host.cards():
         raise BadInput("no accelerator in this machine: nothing to measure (oombench bench 4090 predicts a card)")
@@ -69,4 +80,10 @@ def _local() -> str:
 
 def _is_here(row: Sequence[str]) -> bool:
     """Whether the target of a row can be measured on this machine."""
-    return why_not_measured(find_target(plan([*row, "source=predicted"]).cell.target)) is None
+    return plan(row).cell.source is Source.MEASURED
+
+
+def _without_card(row: Sequence[str]) -> Job:
+    """The job of a row as it is where the card is absent."""
+    framework = find_framework(plan(row).cell.framework)
+    return plan([*row, f"source={framework.absent}"])

@@ -11,19 +11,24 @@ from typing import Any, cast
 
 import torch
 
+from bench.board import PEAK
 from bench.config import Cell
 from bench.device import Card, open_card
 from bench.errors import Refused
+from bench.exhaustion import is_out_of_memory
 from bench.moment import Moment
 from bench.record import Peak, Record, Source, Status, Timing
+from bench.targets import find_target
 from bench.techniques import check, fidelity, make_plan
 from bench.trainer import Trainer
 from bench.vgpu.oom import asking_line
-from bench.vgpu.targets import find_target
 from bench.workload import Traceable, load_workload
 
 Trace = Callable[[int, str, int, int, int], None]
 """Called with step, phase, call, allocated bytes, reserved bytes."""
+
+MOST_SKIPPED = 20
+"""Steps of the memory pass that may be run again because loss scaling skipped their update."""
 
 
 def run_cell(cell: Cell, trace: Trace | None = None, explain: bool = False) -> Record:
@@ -64,6 +69,7 @@ class _Run:
         self.explain = explain
         self.timed = timed
         self.explanation: Moment | None = None
+        self.skipped = 0
         self.workload = load_workload(cell.workload)
         preset = self.workload.presets[cell.preset]
         self.settings = type(preset)(**cell.settings)
@@ -91,7 +97,9 @@ class _Run:
             self._memory_pass(trainer, card)
             if self.timed:
                 self._timing_pass(trainer, card)
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             status, reason = Status.OOM, _explained(error)
             if trainer is None:
                 card.mark_all("parameters")
@@ -100,7 +108,7 @@ class _Run:
                 trainer.mark_optimizer()
             self.facts["steady" if "first" in self.facts else "first"] = _peak(card)
             self._explain(card, at_failure=True)
-        self.facts["notes"] = card.notes()
+        self.facts["notes"] = self._notes(card)
         return self._record(status, reason)
 
     def _build(self, card: Card) -> Trainer:
@@ -110,21 +118,49 @@ class _Run:
         for name, network in trainer.workload.networks.items():
             card.name(network, name)
         self.facts["items_per_step"] = trainer.workload.items_per_step
+        self.facts["parameter_counts"] = _parameter_counts(trainer)
         return trainer
 
     def _memory_pass(self, trainer: Trainer, card: Card) -> None:
-        for step in range(self.cell.steps.memory):
+        """Steps with their peaks; one whose update loss scaling skips is run again, as it lacks what the update takes.
+
+        GradScaler starts at 65536 (torch/amp/grad_scaler.py) and halves the scale until the gradients are finite.
+        """
+        reported = 0
+        while reported < self.cell.steps.memory:
             gc.collect()
             card.module.reset_peak_memory_stats()
-            hooks = self._follow(trainer, card, step)
-            trainer.step()
-            card.module.synchronize()
+            hooks = self._follow(trainer, card, reported + self.skipped)
+            scale = trainer.loss_scale()
+            self._traced_step(trainer, card, reported + self.skipped)
             for hook in hooks:
                 hook.remove()
-            self.facts["steady" if step else "first"] = _peak(card)
+            if trainer.loss_scale() < scale:
+                self.skipped += 1
+                if self.skipped <= MOST_SKIPPED:
+                    continue
+            self.facts["steady" if reported else "first"] = _peak(card)
+            reported += 1
         self._explain(card)
         self.facts["static_bytes"] = card.module.memory_allocated()
         self.facts["static_tensor_bytes"] = card.live_tensor_bytes()
+
+    def _traced_step(self, trainer: Trainer, card: Card, step: int) -> None:
+        """A step, its memory told after each half and at its peak."""
+        trace = self.trace or (lambda *row: None)
+        module = card.module
+        trainer.gradients()
+        trace(step, "gradients", 0, module.memory_allocated(), module.memory_reserved())
+        trainer.update()
+        module.synchronize()
+        trace(step, "update", 0, module.memory_allocated(), module.memory_reserved())
+        trace(step, PEAK, 0, module.max_memory_allocated(), module.max_memory_reserved())
+
+    def _notes(self, card: Card) -> list[str]:
+        said = f"loss scaling skipped the update of {min(self.skipped, MOST_SKIPPED)} step"
+        if self.skipped > MOST_SKIPPED:
+            return [*card.notes(), f"{said}s and more: figures may lack optimizer states"]
+        return [*card.notes(), *([f"{said}{'s' * (self.skipped > 1)}, not reported"] if self.skipped else [])]
 
     def _explain(self, card: Card, at_failure: bool = False) -> None:
         """Keep what lived at the latest peak, or when memory ran out, if anybody asks and the card can tell."""
@@ -193,6 +229,16 @@ def _collecting_by_hand() -> Iterator[None]:
         gc.enable()
 
 
+def _parameter_counts(trainer: Trainer) -> dict[str, int]:
+    """Parameters by part of each network, shared ones counted once a part."""
+    return {
+        ".".join(filter(None, (name, part))): sum(parameter.numel() for parameter in module.parameters())
+        for name, network in trainer.workload.networks.items()
+        for part, module in (dict(network.named_children()) or {"": network}).items()
+        if any(True for _ in module.parameters())
+    }
+
+
 def _peak(card: Card) -> Peak:
     module = card.module
     reserved_bytes = module.max_memory_reserved()
@@ -204,10 +250,10 @@ def _peak(card: Card) -> Peak:
     )
 
 
-def _explained(error: torch.OutOfMemoryError) -> str:
-    """The error's message in one line; a real card's with the line that asked."""
-    message = " ".join(str(error).split())
+def _explained(error: RuntimeError) -> str:
+    """The error's message without CUDA's hints to programmers below it; a real card's with the line that asked."""
+    message = str(error).partition("\n")[0].rstrip()
     if hasattr(error, "line"):
         return message
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return f"{message} Asked for at {asking_line(frames[-1])}."
+    return f"{message.removesuffix('.')}. Asked for at {asking_line(frames[-1])}."

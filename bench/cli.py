@@ -111,8 +111,10 @@ def _run_one(words: list[str]) -> int:
     [outcome] = runner.run_jobs([job], runner.Options(quiet=False, run_cell=runner.RUN_CELL))
     store.append(outcome.record)
     console = _console()
-    if job.trace:
+    if job.trace and outcome.trace:
         print_trace(console, outcome.trace)
+    elif job.trace:
+        _print("no trace: the cell ended before there was anything to tell")
     print_record(console, job.label, outcome.record)
     return {Status.OK: 0, Status.OOM: 0, Status.REFUSED: 2}.get(outcome.record.status, 1)
 
@@ -151,15 +153,14 @@ def bench(
     """Sweep a card and publish: measured beside predicted where the card is present, predicted elsewhere."""
     from bench.card import bench_jobs
     from bench.publication import publish_stores
-    from bench.sweep import complete, execute
+    from bench.sweep import execute
 
     cwd_on_path()
     said, planned = bench_jobs(card, overrides or [])
     console = _console()
     console.print(said, soft_wrap=True)
-    again = rerun or (complete(planned) and not retry)  # there is nothing to resume: a whole bench is asked for
-    counts = execute(planned, _options(jobs, limit_memory), console, retry=retry, rerun=again)
-    publish_stores(sorted({job.store for job in planned}), None, console)
+    counts = execute(planned, _options(jobs, limit_memory), console, retry=retry, rerun=rerun, again=not retry)
+    publish_stores(sorted({job.store for job in planned}), None, console, [job.cell for job in planned])
     return _status(counts)
 
 
@@ -229,7 +230,7 @@ def phases(
 @app.command()
 def targets() -> None:
     """List the cards."""
-    from bench.vgpu.targets import TARGETS
+    from bench.targets import TARGETS
 
     for target in TARGETS.values():
         cards = f", {target.world_size} cards" if target.world_size > 1 else ""
@@ -242,17 +243,21 @@ def workloads() -> None:
     from bench.overrides import compose, names_in
 
     for name in names_in("workload"):
-        _print(f"{name:18} {compose([f'workload={name}']).workload.path}")
+        for framework, path in compose([f"workload={name}"]).workload.frameworks.items():
+            _print(f"{name:18} {framework:10} {path}")
 
 
 @app.command()
 def techniques() -> None:
     """List the techniques."""
-    from bench.techniques import TECHNIQUES
+    from bench.frameworks import FRAMEWORKS
+    from bench.techniques import techniques_of
 
-    for name, technique in TECHNIQUES.items():
-        summary = (technique.__doc__ or "").strip().partition("\n")[0]
-        _print(f"{name:14} off: {'null' if technique.off is None else technique.off!s:8} {summary}")
+    for framework in FRAMEWORKS:
+        _print(f"in {framework}:")
+        for name, technique in techniques_of(framework).items():
+            summary = (technique.__doc__ or "").strip().partition("\n")[0]
+            _print(f"  {name:14} off: {'null' if technique.off is None else technique.off!s:8} {summary}")
 
 
 register(app)

@@ -37,8 +37,9 @@ class Cell:
         settings: Every field of the workload's settings, techniques not yet applied.
         techniques: Every technique's value, the workload's baseline filled in.
         target: Name in the target table.
-        source: Measure on the card, or predict on the virtual GPU.
+        source: Measure on the card, predict on the virtual GPU, or emulate with TensorFlow's allocator.
         steps: Steps of the passes.
+        framework: What the workload is written in.
     """
 
     workload: str
@@ -48,6 +49,7 @@ class Cell:
     target: str
     source: Source = Source.PREDICTED
     steps: Steps = Steps()
+    framework: str = "torch"
 
     @property
     def key(self) -> str:
@@ -71,6 +73,8 @@ class Job:
         store: File that its record is appended to.
         trace: Whether memory at every call of a phase is wanted too.
         explain: Whether the record is to say what occupied the memory.
+        profile: Folder to keep the framework's own profile in; None: not wanted.
+        tensorboard: Folder to write memory by phase and step to, as TensorBoard's scalars; None: not wanted.
     """
 
     cell: Cell
@@ -79,3 +83,5 @@ class Job:
     store: Path
     trace: bool = False
     explain: bool = False
+    profile: Path | None = None
+    tensorboard: Path | None = None

@@ -6,9 +6,8 @@ them can tell goes through the methods of `Card`.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,9 +16,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import _random as random_state
 
+from bench import host
 from bench.errors import BadInput
 from bench.record import Source
-from bench.vgpu.targets import Target
+from bench.targets import Target
 
 if TYPE_CHECKING:
     from bench.vgpu.attribution import Allocation, Attribution
@@ -31,14 +31,14 @@ class Card:
     Attributes:
         device: What tensors are put on.
         module: The device module, shaped as torch.cuda.
+        mark: To be told what tensors are for; None where the card does not ask.
     """
+
+    mark: Callable[[Iterable[Tensor], str], None] | None = None
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.module: Any = torch.get_device_module(device)
-
-    def mark(self, tensors: Iterable[Tensor], category: str) -> None:
-        """Say what tensors are for; a real card does not ask."""
 
     def mark_all(self, category: str) -> None:
         """Say what all that is allocated now is for."""
@@ -60,18 +60,8 @@ class Card:
 
     def process_bytes(self, reserved_bytes: int) -> int | None:
         """What nvidia-smi shows for this process; None where it does not."""
-        import pynvml
-
-        with suppress(pynvml.NVMLError):
-            pynvml.nvmlInit()
-            # By its UUID: NVML counts the cards of the machine, CUDA those that it may see.
-            uuid = self.module.get_device_properties(self.device).uuid
-            running = pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
-            # In a container these numbers are the host's; then a process that is alone on the card is this one.
-            ours = running if len(running) == 1 else [process for process in running if process.pid == os.getpid()]
-            used_bytes: int | None = ours[0].usedGpuMemory if ours else None
-            return used_bytes
-        return None
+        # By its UUID: NVML counts the cards of the machine, CUDA those that it may see.
+        return host.process_bytes(uuid=f"GPU-{self.module.get_device_properties(self.device).uuid}")
 
     def spent_s(self) -> dict[str, float]:
         """Seconds of the default stream so far by what they were spent on; empty where the card cannot tell."""

@@ -25,14 +25,22 @@ def worker_count(jobs: int | None = None, limit_bytes: int | None = None) -> int
     return min(fitting, jobs if jobs is not None else len(os.sched_getaffinity(0)))
 
 
-def free_memory_bytes() -> int:
-    """Free host memory, as the machine and the control group that we run in see it."""
+def free_memory_bytes(group: Path = Path("/sys/fs/cgroup")) -> int:
+    """Free host memory, as the machine and the control group that we run in see it.
+
+    What a group uses (`memory.current`) includes the page cache; its `inactive_file` part is on the list from which the
+    kernel reclaims first (Documentation/admin-guide/cgroup-v2.rst, memory.stat), so it counts as free.
+
+    Args:
+        group: The folder of the control group, of version 2.
+    """
     free_bytes = int(psutil.virtual_memory().available)
-    group = Path("/sys/fs/cgroup")
     # A container's limit is invisible to psutil. No such files, or the word "max": no limit.
     with suppress(OSError, ValueError):
         limit_bytes = int((group / "memory.max").read_text())
-        free_bytes = min(free_bytes, limit_bytes - int((group / "memory.current").read_text()))
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        used_bytes = int((group / "memory.current").read_text()) - int(stat.get("inactive_file", 0))
+        free_bytes = min(free_bytes, limit_bytes - used_bytes)
     return free_bytes
 
 
@@ -55,11 +63,40 @@ def cards() -> dict[str, str]:
         pynvml.nvmlShutdown()
 
 
-def why_not_measured(title: str) -> str | None:
-    """Why nothing can be measured here on the card called `title`; None where it can."""
+def process_bytes(uuid: str | None = None, title: str | None = None) -> int | None:
+    """What nvidia-smi shows for this process on the card with this UUID, or on the first one called `title`.
+
+    None where it shows nothing.
+    """
+    import pynvml
+
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        if uuid is not None:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        else:
+            handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+            handle = next(handle for handle in handles if str(pynvml.nvmlDeviceGetName(handle)) == title)
+        running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        # In a container these numbers are the host's; then a process that is alone on the card is this one.
+        ours = running if len(running) == 1 else [process for process in running if process.pid == os.getpid()]
+        used_bytes: int | None = ours[0].usedGpuMemory if ours else None
+        return used_bytes
+    return None
+
+
+def missing_card(title: str) -> str | None:
+    """Which card is missing in this machine for a measurement on `title`; None where there is one."""
     found = cards()
-    if title not in found:
-        return f"no {title} in this machine" + (f" (it has {', '.join(found)})" if found else "")
+    if title in found:
+        return None
+    return f"no {title} in this machine" + (f" (it has {', '.join(found)})" if found else "")
+
+
+def why_not_measured(title: str) -> str | None:
+    """Why PyTorch can measure nothing here on the card called `title`; None where it can."""
+    if (missing := missing_card(title)) is not None:
+        return missing
     import torch
 
     if torch.version.cuda is None:

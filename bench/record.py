@@ -74,6 +74,8 @@ class Record:
         timing: Steady step time.
         items_per_step: Items that a step consumes, in `unit`.
         unit: What an item is.
+        parameter_counts: Trained parameters by part of each network ("critic.first").
+        traces: How often TensorFlow traced the step's functions; None for a framework that does not trace.
         gradient: What the techniques do to the gradient: `exact`, `rounding` or `changes training`.
         notes: Remarks that a reader must know: stand-in answers, operators without a rule.
         explanation: What occupied the memory at the last step's peak, or when it ran out, if that was asked for.
@@ -92,6 +94,8 @@ class Record:
     timing: Timing | None = None
     items_per_step: int | None = None
     unit: str | None = None
+    parameter_counts: dict[str, int] = field(default_factory=dict)
+    traces: int | None = None
     gradient: str | None = None
     notes: list[str] = field(default_factory=list)
     explanation: str | None = None

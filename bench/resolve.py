@@ -7,31 +7,33 @@ import json
 import math
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Union
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bench import host
+from bench import board
 from bench.config import Cell, Job, Steps
 from bench.errors import BadInput, OombenchError, Refused, unknown
+from bench.frameworks import FRAMEWORKS, Framework, find_framework, framework_of, load
 from bench.overrides import compose, names_in
 from bench.record import Source
 
 if typing.TYPE_CHECKING:
-    from bench.vgpu.targets import Target
+    from bench.targets import Target
     from bench.workload import Workload
 
 DEFAULT_STEPS = {
     Source.PREDICTED: {"memory": 2, "warmup": 0, "timed": 1},
     Source.MEASURED: {"memory": 2, "warmup": 3, "timed": 10},
+    Source.EMULATED: {"memory": 2, "warmup": 0, "timed": 1},
 }
 """Steps where the configuration leaves them open: a card varies and warms up, the virtual one does neither."""
 
-SOURCES = ("auto", Source.PREDICTED, Source.MEASURED)
-"""What `source=` can be; "auto" measures where the target's card is in this machine."""
+SOURCES = ("auto", *Source)
+"""What `source=` can be; "auto" measures where the target's card is in this machine, else does what it can."""
 
 
 def plan(overrides: Sequence[str]) -> Job:
@@ -51,7 +53,37 @@ def plan(overrides: Sequence[str]) -> Job:
     for name in ("trace", "explain"):
         if not isinstance(tree[name], bool):
             raise BadInput(f"{name}={tree[name]!r} is neither true nor false")
-    return Job(cell, label(cell), float(timeout_s), Path(tree["store"]), tree["trace"], tree["explain"])
+    job = Job(
+        cell,
+        label(cell),
+        float(timeout_s),
+        Path(tree["store"]),
+        tree["trace"],
+        tree["explain"],
+        profile=_folder(tree, "profile"),
+        tensorboard=_folder(tree, "tensorboard"),
+    )
+    _check_wishes(job)
+    return job
+
+
+def _check_wishes(job: Job) -> None:
+    framework = find_framework(job.cell.framework)
+    for name in set().union(*(other.wishes for other in FRAMEWORKS.values())) - framework.wishes:
+        if getattr(job, name):
+            raise BadInput(f"{name}: not with framework={framework.name}, which tells only {_listed(framework.wishes)}")
+    if job.tensorboard is not None:
+        board.check_installed()
+
+
+def _listed(words: Iterable[str]) -> str:
+    return ", ".join(sorted(words))
+
+
+def _folder(tree: Mapping[str, Any], name: str) -> Path | None:
+    if tree[name] is not None and (not isinstance(tree[name], str) or not tree[name]):
+        raise BadInput(f"{name}={tree[name]!r} is not a path")
+    return None if tree[name] is None else Path(tree[name])
 
 
 def resolve(config: Any) -> Cell:
@@ -61,17 +93,16 @@ def resolve(config: Any) -> Cell:
     """
     tree = _container(config)
     _check_steps(tree["steps"])
-    path = tree["workload"]["path"]
     if tree["source"] not in SOURCES:
         raise unknown("source", tree["source"], SOURCES)
-    if path is None:
-        raise BadInput(
-            f"no workload: say workload={'|'.join(names_in('workload'))} or workload.path=package.module:Class"
-        )
+    path = workload_path(tree["workload"], tree["framework"])
     target = find_target(tree["target"])
     workload = find_workload(path)
+    framework = framework_of(workload)
+    if tree["framework"] not in (None, framework.name):
+        raise BadInput(f"{path} is written in {framework.name}, not in {tree['framework']}")
     preset, settings = _settings(workload, tree["workload"]["preset"], tree["workload"]["settings"])
-    source = _source(tree["source"], target)
+    source = _source(tree["source"], target, framework)
     cell = Cell(
         workload=path,
         preset=preset,
@@ -80,6 +111,7 @@ def resolve(config: Any) -> Cell:
         target=target.name,
         source=source,
         steps=Steps(**{name: DEFAULT_STEPS[source][name] if n is None else n for name, n in tree["steps"].items()}),
+        framework=framework.name,
     )
     refusal(cell)  # a refusal is for the caller to judge, wrong input is not
     return cell
@@ -96,21 +128,48 @@ def refusal(cell: Cell) -> str | None:
     workload = find_workload(cell.workload)
     settings = dataclasses.replace(workload.presets[cell.preset], **cell.settings)
     try:
-        check(make_plan(cell.techniques), workload, settings)
+        check(make_plan(cell.techniques, cell.framework), workload, settings)
+        find_framework(cell.framework).check_installed()
     except Refused as error:
         return str(error)
     return None
 
 
-def techniques(workload: type[Workload], chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Every technique's value: the chosen one, else the workload's baseline, else off."""
-    from bench.techniques import TECHNIQUES
+def workload_path(chosen: Mapping[str, Any], framework: Any) -> str:
+    """The import path of the workload: the user's own, or that of a known one in the framework, else in its first."""
+    if framework is not None:
+        find_framework(framework)
+    if chosen["path"] is not None:
+        return str(chosen["path"])
+    if not chosen["frameworks"]:
+        raise BadInput(
+            f"no workload: say workload={'|'.join(names_in('workload'))} or workload.path=package.module:Class"
+        )
+    if framework is None:
+        return str(next(iter(chosen["frameworks"].values())))
+    if framework not in chosen["frameworks"]:
+        raise BadInput(f"this workload is not written in {framework}, but in {', '.join(chosen['frameworks'])}")
+    return str(chosen["frameworks"][framework])
 
+
+def techniques(workload: type[Workload], chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Every technique's value: the chosen one, else the workload's baseline, else off.
+
+    Raises:
+        Refused: The framework lacks a chosen technique, which another one has.
+    """
+    from bench.techniques import techniques_of
+
+    framework = framework_of(workload).name
+    kinds = techniques_of(framework)
     for name in (*workload.baseline, *chosen):
-        if name not in TECHNIQUES:
-            raise unknown("technique", name, TECHNIQUES)
+        if name in kinds or chosen.get(name, ...) is None:
+            continue
+        if name in compose([]).technique:
+            raise Refused(f"{workload.__name__} cannot take {name}={chosen[name]}: {framework} has no such technique")
+        raise unknown("technique", name, kinds)
     values = {}
-    for name, technique in TECHNIQUES.items():
+    for name, technique in kinds.items():
         value = chosen.get(name)
         values[name] = technique.parse(workload.baseline.get(name, technique.off) if value is None else value)
     return values
@@ -130,7 +189,7 @@ def find_workload(path: str) -> type[Workload]:
 
 def find_target(name: object) -> Target:
     """The target called `name`, an unknown one being bad input."""
-    from bench.vgpu import targets
+    from bench import targets
 
     try:
         return targets.find_target(str(name))
@@ -146,7 +205,8 @@ def label(cell: Cell) -> str:
     changes = [f"{name}={value}" for name, value in cell.settings.items() if value != original[name]]
     changes += [f"{name}={value}" for name, value in cell.techniques.items() if value != plain[name]]
     short = cell.workload.partition(":")[0].rpartition(".")[2]
-    return " ".join([f"{short}/{cell.preset}", *(changes or ["baseline"]), f"@ {cell.target}"])
+    written = [] if cell.framework == next(iter(FRAMEWORKS)) else [f"in {cell.framework}"]
+    return " ".join([f"{short}/{cell.preset}", *written, *(changes or ["baseline"]), f"@ {cell.target}"])
 
 
 def _container(config: Any) -> dict[str, Any]:
@@ -165,20 +225,22 @@ def _check_steps(values: Mapping[str, Any]) -> None:
             raise BadInput(f"steps.{name}={value!r} is not a whole number of at least {least[name]}")
 
 
-def _source(word: str, target: Target) -> Source:
-    if word == Source.PREDICTED:
-        return Source.PREDICTED
-    reason = why_not_measured(target)
+def _source(word: str, target: Target, framework: Framework) -> Source:
+    if word == framework.absent:
+        return framework.absent
+    if word in (Source.PREDICTED, Source.EMULATED):
+        raise BadInput(f"source={word} with framework={framework.name}: its cells are {framework.absent} or measured")
+    reason = why_not_measured(target, framework.name)
     if word == Source.MEASURED and reason is not None:
         raise BadInput(f"source=measured with target={target.name}: {reason}")
-    return Source.PREDICTED if reason is not None else Source.MEASURED
+    return framework.absent if reason is not None else Source.MEASURED
 
 
-def why_not_measured(target: Target) -> str | None:
+def why_not_measured(target: Target, framework: str = "torch") -> str | None:
     """Why `target` cannot be measured here; None where it can."""
     if target.world_size > 1:
         return f"{target.name} is a group of {target.world_size} cards, which is only predicted"
-    return host.why_not_measured(target.title)
+    return typing.cast(str | None, load(find_framework(framework).obstacle)(target.title))
 
 
 def _settings(workload: type[Workload], preset: Any, changes: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -1,7 +1,8 @@
 """Cells -> worker processes -> records, in the order in which they finish.
 
 Every cell has a process of its own, forked from a server that has imported the heavy modules once: no cell sees another
-one's memory, and each costs milliseconds to start. What a cell does to its process, its neighbours survive.
+one's memory, and each costs milliseconds to start. What a cell does to its process, its neighbours survive. Where the
+framework does not survive a fork, the process is a fresh one.
 """
 
 from __future__ import annotations
@@ -18,15 +19,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 
-from bench.config import Job
+from bench import board
+from bench.config import Cell, Job
+from bench.frameworks import find_framework
 from bench.provenance import provenance
 from bench.record import Record, Source, Status
 from bench.worker import TraceRow, failure, work
 
-RUN_CELL = "bench.cell:run_cell"
-"""What runs a cell, by import path: the workers import it, not we."""
+RUN_CELL: str | None = None
+"""What the command line has run every cell, by import path, in place of its framework's own function."""
 
 EXIT_GRACE_S = 10.0
 """How long a worker that closed its connection may take to end by itself."""
@@ -48,12 +52,16 @@ class Options:
     Attributes:
         workers: Cells at once. A measured cell always has the machine to itself.
         quiet: Discard what cells print.
-        run_cell: Import path of the function that runs a cell.
+        run_cell: Import path of the function that runs a cell, if not the framework's own.
     """
 
     workers: int = 1
     quiet: bool = True
-    run_cell: str = RUN_CELL
+    run_cell: str | None = None
+
+    def runs(self, job: Job) -> str:
+        """Import path of the function that runs the cell of a job: the worker imports it, not we."""
+        return self.run_cell or find_framework(job.cell.framework).run_cell
 
 
 def run_jobs(
@@ -80,10 +88,19 @@ def _run_batch(
                 started(job)
             for worker in _wait(running):
                 running.remove(worker)
-                yield worker.outcome()
+                outcome = worker.outcome()
+                if worker.job.tensorboard is not None:
+                    board.write_scalars(worker.job.tensorboard / _run_name(worker.job.cell), outcome.trace)
+                yield outcome
     finally:
         for worker in running:
             worker.kill()
+
+
+def _run_name(cell: Cell) -> str:
+    """What TensorBoard shows a cell as."""
+    workload = cell.workload.partition(":")[0].rpartition(".")[2]
+    return "-".join((workload, cell.preset, cell.framework, cell.target, cell.key))
 
 
 def _wait(workers: Sequence[_Worker]) -> list[_Worker]:
@@ -102,10 +119,13 @@ class _Worker:
 
     def __init__(self, job: Job, options: Options) -> None:
         self.job = job
-        context = multiprocessing.get_context("forkserver")
+        preloaded = find_framework(job.cell.framework).preloaded
+        context: BaseContext = multiprocessing.get_context("forkserver" if preloaded else "spawn")
         self._receiver, sender = context.Pipe(duplex=False)
-        arguments = (sender, options.run_cell, job.cell, job.trace, job.explain, options.quiet)
-        self._process: ForkServerProcess = context.Process(target=work, args=arguments)
+        traced = job.trace or job.tensorboard is not None
+        asked = {name: value for name in ("explain", "profile") if (value := getattr(job, name))}
+        arguments = (sender, options.runs(job), job.cell, asked, traced, options.quiet)
+        self._process: BaseProcess = context.Process(target=work, args=arguments)  # type: ignore[attr-defined]
         self._process.start()  # returns once the process exists, so imports do not count against the timeout
         sender.close()
         self.deadline_s = time.monotonic() + job.timeout_s
@@ -160,7 +180,10 @@ def _exit_reason(code: int | None) -> str:
 
 def _start_server(jobs: Sequence[Job], options: Options) -> None:
     """Start the process that imports once and that every worker is forked from; it may be running already."""
-    modules = {options.run_cell.partition(":")[0], *(job.cell.workload.partition(":")[0] for job in jobs)}
+    forked = [job for job in jobs if find_framework(job.cell.framework).preloaded]
+    if not forked:
+        return
+    modules = {path.partition(":")[0] for job in forked for path in (options.runs(job), job.cell.workload)}
     # A worker imports the main module again, as multiprocessing does; for the command line that is this one.
     modules |= {"bench.cli"} & sys.modules.keys()
     multiprocessing.set_forkserver_preload(sorted(modules))

@@ -44,7 +44,8 @@ def print_trace(console: Console, rows: Iterable[tuple[Any, ...]]) -> None:
     """Memory at every call of a phase."""
     table = Table("step", "phase", *(_right(name) for name in ("call", "allocated MiB", "reserved MiB")), box=None)
     for step, phase, call, allocated_bytes, reserved_bytes in rows:
-        cells = (step, phase, call, f"{allocated_bytes / MIB:.2f}", f"{reserved_bytes / MIB:.2f}")
+        reserved = "" if reserved_bytes is None else f"{reserved_bytes / MIB:.2f}"
+        cells = (step, phase, call, f"{allocated_bytes / MIB:.2f}", reserved)
         table.add_row(*(str(cell) for cell in cells))
     console.print(table)
 
@@ -81,6 +82,9 @@ def _category_table(name: str, peak: Peak) -> Table:
 
 
 def _figures(record: Record) -> Iterable[str]:
+    if record.parameter_counts:
+        parts = ", ".join(f"{name} {count:,}" for name, count in record.parameter_counts.items())
+        yield f"parameters: {sum(record.parameter_counts.values()):,} ({parts})"
     if record.static_bytes is not None:
         yield f"static (after a step): {size(record.static_bytes)}"
     if record.timing is not None:
@@ -90,6 +94,8 @@ def _figures(record: Record) -> Iterable[str]:
         yield f"step time: {milliseconds(step_s)}" + (f" (bounded by {bound})" if bound else "")
         if record.items_per_step and step_s > 0:
             yield f"throughput: {record.items_per_step / step_s:,.1f} {record.unit or 'items'}/s"
+    if record.traces is not None:
+        yield f"tf.function traces: {record.traces}"
     if record.gradient is not None:
         yield f"gradient: {record.gradient}"
     for note in record.notes:

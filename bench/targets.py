@@ -1,4 +1,4 @@
-"""The target table: what the virtual GPU has to know of a card, and of the group it stands in."""
+"""The target table: what is known of a card, and of the group it stands in. Plain data; no framework is imported."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _target(name: str, row: Mapping[str, Any]) -> Target:
 
 
 def _table() -> dict[str, Target]:
-    rows = yaml.safe_load(files("bench.vgpu").joinpath("targets.yaml").read_text())
+    rows = yaml.safe_load(files("bench").joinpath("targets.yaml").read_text())
     return {name: _target(name, row) for name, row in rows.items()}
 
 

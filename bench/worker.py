@@ -10,7 +10,7 @@ import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -24,8 +24,12 @@ TraceRow = tuple[Any, ...]
 """Step, phase, call, allocated bytes, reserved bytes."""
 
 
-def work(connection: Connection, function: str, cell: Cell, trace: bool, explain: bool, quiet: bool) -> None:
-    """Run one cell and send back its record and its trace rows. Whatever happens, the record says so."""
+def work(connection: Connection, function: str, cell: Cell, asked: Mapping[str, Any], trace: bool, quiet: bool) -> None:
+    """Run one cell and send back its record and its trace rows. Whatever happens, the record says so.
+
+    `asked` goes to `function` by name: what else than numbers is wanted.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent alone, which ends us
     os.setsid()  # so that what a cell starts can be killed with it
     _silence(quiet)
     threading.Thread(target=_die_with_parent, daemon=True).start()
@@ -34,7 +38,6 @@ def work(connection: Connection, function: str, cell: Cell, trace: bool, explain
         run_cell = load(function)
         if cell.source is not Source.MEASURED:
             _use_one_thread()
-        asked = {"explain": True} if explain else {}
         record = run_cell(cell, (lambda *row: rows.append(row)) if trace else None, **asked)
         json.dumps(record.to_dict())  # what cannot be stored is this cell's failure, not the sweep's
     except BaseException as error:

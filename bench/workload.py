@@ -19,12 +19,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Protocol, cast, runtime_checkable
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, runtime_checkable
 
 from bench.errors import BadInput
+from bench.frameworks import framework_of, load
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
 
 
 @runtime_checkable
@@ -94,7 +96,7 @@ def load_workload(path: str) -> type[Workload]:
     """Import the workload class at `path`, as in "package.module:Class".
 
     Raises:
-        BadInput: The path has no colon, nothing is there, or what is there lacks part of the protocol.
+        BadInput: The path has no colon, nothing is there, or what is there lacks part of the framework's protocol.
     """
     module_name, colon, class_name = path.partition(":")
     if not colon:
@@ -103,7 +105,8 @@ def load_workload(path: str) -> type[Workload]:
         found = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError) as error:
         raise BadInput(f"no workload at {path!r}: {error}") from error
-    named = {name for name in (*vars(Workload), *Workload.__annotations__) if not name.startswith("_")}
+    protocol = load(framework_of(found).protocol)
+    named = {name for name in (*vars(protocol), *protocol.__annotations__) if not name.startswith("_")}
     missing = sorted(name for name in named - {"networks"} if not hasattr(found, name))
     if missing:
         raise BadInput(f"{path} is not a workload: it lacks {', '.join(missing)}")

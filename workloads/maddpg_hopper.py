@@ -13,61 +13,20 @@ RMSProp has no momentum slot when momentum is off.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from workloads.maddpg import PRESETS, Experience, MaddpgSettings
 from workloads.maddpg_networks import Policy, TwinCritics
-from workloads.mamujoco import ACTION, AGENTS, Floats, Hopper, Transition
-from workloads.replay import ReplayBuffer
+from workloads.mamujoco import Floats, Hopper, Transition
 
 Batch = Transition[Tensor]
 
 
-@dataclass(frozen=True)
-class MaddpgSettings:
-    """Sizes and constants; the defaults are the published ones (og-marl f4eb8f0, configs/maddpg.yaml).
-
-    Attributes:
-        batch_size: Sequences in a train step (FlashbaxReplayBuffer's default).
-        sequence_length: Transitions in a sequence.
-        sharing: "shared": one policy and one pair of critics for all agents, as published. "separate": one each.
-        policy_width: Units of the policy's linear layer and of its GRU.
-        critic_width: Units of each of a critic's two hidden layers.
-        buffer_size: Transitions that the replay buffer holds.
-        random_steps: Transitions in it before the first train step, from uniformly random actions.
-        learning_rate: Of both RMSProp optimizers.
-        discount: Of the reward, per transition.
-        target_update_rate: Share of a network that its target takes over in each train step.
-        action_penalty: Weight of the mean squared action in the policy's loss.
-        exploration: Standard deviation of the noise on an action, in units of the action's limit.
-        seed: Of everything but the networks' weights, which follow torch's seed.
-    """
-
-    batch_size: int = 32
-    sequence_length: int = 10
-    sharing: str = "shared"
-    policy_width: int = 64
-    critic_width: int = 128
-    buffer_size: int = 10_000
-    random_steps: int = 10_000
-    learning_rate: float = 1e-3
-    discount: float = 0.99
-    target_update_rate: float = 0.01
-    action_penalty: float = 1e-3
-    exploration: float = 0.2
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.sharing not in ("shared", "separate"):
-            raise ValueError(f"sharing={self.sharing!r}: choose 'shared' or 'separate'")
-
-
-class MaddpgHopper:
+class MaddpgHopper(Experience):
     """The train step, as the harness drives it, and `collect` and `evaluate` for real training.
 
     Attributes:
@@ -75,19 +34,12 @@ class MaddpgHopper:
         targets: Their slowly following copies, under the same names.
     """
 
-    # "scaled" is ours, not published: 8 times the widths, 32 times the batch and 12.8 times the length, so that a plain
-    # fp32 step holds about 20 GiB, most of a 24 GB card. Its 131,072 transitions come from 10,000 real ones: sequences
-    # overlap.
-    presets: ClassVar[Mapping[str, MaddpgSettings]] = {
-        "scaled": MaddpgSettings(batch_size=1024, sequence_length=128, policy_width=512, critic_width=1024),
-        "stock": MaddpgSettings(),
-        "tiny": MaddpgSettings(batch_size=16, policy_width=16, critic_width=32, random_steps=1000),
-    }
+    presets: ClassVar[Mapping[str, MaddpgSettings]] = PRESETS
     baseline: ClassVar[Mapping[str, object]] = {"sharing": "shared"}
     unit: ClassVar[str] = "transitions"
 
     def __init__(self, settings: MaddpgSettings) -> None:
-        self.settings = settings
+        super().__init__(settings)
         self.critic, self.policy = _networks(settings)
         self.target_critic, self.target_policy = _networks(settings)
         self.networks: Mapping[str, nn.Module] = {"critic": self.critic, "policy": self.policy}
@@ -96,7 +48,6 @@ class MaddpgHopper:
             target.load_state_dict(self.networks[name].state_dict())
             target.requires_grad_(False)
         self.device = torch.device("cpu")
-        self._rng = np.random.default_rng(settings.seed)
 
     def place(self, device: torch.device) -> None:
         """Move the networks and their targets to `device`."""
@@ -117,12 +68,12 @@ class MaddpgHopper:
         Raises:
             ValueError: The batch does not divide by `count`.
         """
-        size, length = self.settings.batch_size, self.settings.sequence_length
-        if size % count:
-            raise ValueError(f"a batch of {size} sequences does not divide into {count} equal slices")
-        begins = self.replay.draw(self._rng, size, length)
-        for part in np.split(begins, count):
-            yield Batch(*(self._to_device(field) for field in self.replay.sequences(part, length)))
+        for positions in self.drawn(count):
+            if self.settings.buffer == "device":
+                index = torch.from_numpy(positions).to(self.device)
+                yield Batch(*(field[index] for field in self.ring))
+            else:
+                yield Batch(*(self._to_device(field) for field in self.replay.at(positions)))
 
     def losses(self, micro_batch: Batch) -> Iterator[Tensor]:
         """Yield the critics' loss, then the policy's; both read the weights from before the update."""
@@ -140,11 +91,6 @@ class MaddpgHopper:
                 pairs = zip(self.targets[name].parameters(), network.parameters(), strict=True)
                 for target, parameter in pairs:
                     target.lerp_(parameter, self.settings.target_update_rate)
-
-    @property
-    def items_per_step(self) -> int:
-        """Transitions in a batch."""
-        return self.settings.batch_size * self.settings.sequence_length
 
     def blocks(self) -> Iterable[nn.Module]:
         """Every policy step, called once per time step, and every critic's value network."""
@@ -164,43 +110,12 @@ class MaddpgHopper:
         return phases
 
     @cached_property
-    def environment(self) -> Hopper:
-        """The environment that fills the buffer."""
-        return Hopper(self.settings.seed)
-
-    @cached_property
-    def replay(self) -> ReplayBuffer:
-        """The replay buffer, with `random_steps` real transitions taken at its first use (about 8,000 a second)."""
-        replay = ReplayBuffer(self.settings.buffer_size)
-        rng = np.random.default_rng(self.settings.seed)
-        for _ in range(self.settings.random_steps):
-            replay.add(self.environment.step(rng.uniform(-1, 1, (AGENTS, ACTION)).astype(np.float32)))
-        return replay
-
-    def collect(self, steps: int) -> None:
-        """Add `steps` transitions to the buffer, acting with the policy and exploration noise."""
-        replay, environment = self.replay, self.environment
-        memories = None
-        for _ in range(steps):
-            actions, memories = self._act(environment, memories)
-            noise = self._rng.normal(0, self.settings.exploration, actions.shape)
-            replay.add(environment.step(np.clip(actions + noise, -1, 1).astype(np.float32)))
-
-    def evaluate(self, episodes: int) -> float:
-        """The mean undiscounted return of the policy without noise; every call starts from the same robot poses."""
-        environment = Hopper(self.settings.seed + 1)
-        total = 0.0
-        for _ in range(episodes):
-            memories = None
-            ended = False
-            while not ended:
-                actions, memories = self._act(environment, memories)
-                total += environment.step(actions).reward.item()
-                ended = environment.start
-        return total / episodes
+    def ring(self) -> Batch:
+        """The replay buffer on the device."""
+        return Batch(*(self._to_device(field) for field in self.replay.fields))
 
     @torch.no_grad()
-    def _act(self, environment: Hopper, memories: list[Tensor] | None) -> tuple[Floats, list[Tensor]]:
+    def act(self, environment: Hopper, memories: list[Tensor] | None) -> tuple[Floats, list[Tensor]]:
         """The policy's actions [agents, 1] on what the environment shows now."""
         observations = self._to_device(environment.observations[None, None])
         start = observations.new_full((1, 1, 1), float(environment.start))
@@ -236,5 +151,5 @@ class MaddpgHopper:
 
 
 def _networks(settings: MaddpgSettings) -> tuple[TwinCritics, Policy]:
-    copies = 1 if settings.sharing == "shared" else AGENTS
-    return TwinCritics(settings.critic_width, copies), Policy(settings.policy_width, copies)
+    policy = Policy(settings.policy_width, settings.copies, settings.policy == "recurrent")
+    return TwinCritics(settings.critic_width, settings.copies), policy

@@ -5,8 +5,6 @@ Every one of them serves all agents, as published, or comes in one copy for each
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 
@@ -51,8 +49,22 @@ class PolicyStep(nn.Module):
         return torch.tanh(self.action(torch.relu(memory))), memory
 
 
+class FeedForwardStep(nn.Module):
+    """One agent's policy without memory: a linear layer stands where the GRU does."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Linear(OBSERVATION + AGENTS, width)
+        self.hidden = nn.Linear(width, width)
+        self.action = nn.Linear(width, ACTION)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Actions [..., 1] in [-1, 1] on observations [..., 12]."""
+        return torch.tanh(self.action(torch.relu(self.hidden(torch.relu(self.embedding(observation))))))
+
+
 class Policy(nn.Module):
-    """The agents' policies, unrolled over time.
+    """The agents' policies; recurrent ones are unrolled over time.
 
     Attributes:
         steps: One for all agents, or one each.
@@ -60,9 +72,10 @@ class Policy(nn.Module):
 
     identities: Tensor
 
-    def __init__(self, width: int, copies: int) -> None:
+    def __init__(self, width: int, copies: int, recurrent: bool = True) -> None:
         super().__init__()
-        self.steps = nn.ModuleList(PolicyStep(width) for _ in range(copies))
+        kind = PolicyStep if recurrent else FeedForwardStep
+        self.steps = nn.ModuleList(kind(width) for _ in range(copies))
         self.register_buffer("identities", torch.eye(AGENTS))
 
     def forward(
@@ -76,25 +89,34 @@ class Policy(nn.Module):
             memories: What an earlier call returned, to go on from; None to begin with empty ones.
 
         Returns:
-            Actions [time, batch, agents, 1], and the memories after the last of them, one for each of `steps`.
+            Actions [time, batch, agents, 1], and the memories after the last of them, one for each of `steps`; without
+            memory, none.
         """
         time, batch, agents, _ = observations.shape
         inputs = torch.cat([observations, self.identities.expand(time, batch, agents, agents)], dim=-1)
         starts = start.bool().unsqueeze(2).expand(time, batch, agents, 1)
-        actions, last = [], []
+        actions: list[Tensor] = []
+        last: list[Tensor] = []
         for index, step in enumerate(self.steps):
             rows = _share(inputs, index, len(self.steps)).flatten(1, 2)  # [time, batch * agents of this step, 12]
-            row_starts = _share(starts, index, len(self.steps)).flatten(1, 2)
-            memory = (
-                rows.new_zeros(rows.shape[1], cast(PolicyStep, step).width) if memories is None else memories[index]
-            )
-            acts = []
-            for row, row_start in zip(rows, row_starts, strict=True):
-                act, memory = step(row, memory, row_start)
-                acts.append(act)
-            actions.append(torch.stack(acts).view(time, batch, -1, ACTION))
-            last.append(memory)
+            if isinstance(step, PolicyStep):
+                row_starts = _share(starts, index, len(self.steps)).flatten(1, 2)
+                memory = rows.new_zeros(rows.shape[1], step.width) if memories is None else memories[index]
+                acts, memory = _unrolled(step, rows, row_starts, memory)
+                last.append(memory)
+            else:
+                acts = step(rows)
+            actions.append(acts.view(time, batch, -1, ACTION))
         return torch.cat(actions, dim=2), last
+
+
+def _unrolled(step: PolicyStep, rows: Tensor, starts: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+    """The step at every time: actions [time, rows, 1], and the last memory."""
+    acts = []
+    for row, start in zip(rows, starts, strict=True):
+        act, memory = step(row, memory, start)
+        acts.append(act)
+    return torch.stack(acts), memory
 
 
 class Critic(nn.Module):

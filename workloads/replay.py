@@ -44,7 +44,19 @@ class ReplayBuffer:
         oldest = self._next - self.size  # sequences never run over the write position from the newest to the oldest
         return (oldest + rng.integers(self.size - length + 1, size=count)) % self.capacity
 
+    @property
+    def fields(self) -> Transition[Floats]:
+        """The whole ring, fields [capacity, ...]; rows that hold no transition yet are zeros."""
+        return self._fields
+
+    def positions(self, begins: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+        """Where the transitions of the sequences that begin at `begins` [count] stand in the ring: [length, count]."""
+        return (begins + np.arange(length)[:, None]) % self.capacity
+
     def sequences(self, begins: NDArray[np.int64], length: int) -> Transition[Floats]:
         """The sequences that begin at `begins` [count]: time-major copies, fields [length, count, ...]."""
-        index = (begins + np.arange(length)[:, None]) % self.capacity
-        return Transition(*(field[index] for field in self._fields))
+        return self.at(self.positions(begins, length))
+
+    def at(self, positions: NDArray[np.int64]) -> Transition[Floats]:
+        """The transitions at `positions`, copied: fields [*positions.shape, ...]."""
+        return Transition(*(field[positions] for field in self._fields))

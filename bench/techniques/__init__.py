@@ -1,55 +1,40 @@
-"""The techniques: one module per family, each knowing no workload."""
+"""The techniques: one module per family, each knowing no workload.
+
+What a technique does differs by framework, and a process holds one framework only, so each has a table of its own:
+`table` is PyTorch's, `bench.tf.techniques` TensorFlow's. Nothing here imports either framework.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from bench.errors import BadInput, Refused, unknown
+from bench.frameworks import find_framework, load
 from bench.techniques.base import Fidelity, Technique
-from bench.techniques.batch import Accumulation, BatchSize
-from bench.techniques.checkpointing import Checkpointing
-from bench.techniques.clearing import SetToNone
-from bench.techniques.clipping import Clip
-from bench.techniques.offload import Offload
-from bench.techniques.precision import Precision
-from bench.techniques.sharding import Reshard, Sharding
-from bench.techniques.sharing import Sharing
-from bench.workload import Workload
 
-__all__ = ["TECHNIQUES", "Fidelity", "Technique", "check", "fidelity", "make_plan"]
-
-TECHNIQUES: dict[str, type[Technique]] = {
-    technique.name: technique
-    for technique in (
-        BatchSize,
-        Sharing,
-        Accumulation,
-        Precision,
-        Checkpointing,
-        Offload,
-        Sharding,
-        Reshard,
-        SetToNone,
-        Clip,
-    )
-}
-"""Every technique by name, in the order in which they act: blocks are wrapped before units are sharded."""
+__all__ = ["Fidelity", "Technique", "check", "fidelity", "make_plan", "techniques_of"]
 
 
-def make_plan(values: Mapping[str, Any]) -> dict[str, Technique]:
-    """One technique of every kind, at its value in `values` or off.
+def techniques_of(framework: str) -> Mapping[str, type[Technique]]:
+    """Every technique of a framework by name, in the order in which they act."""
+    return cast(Mapping[str, type[Technique]], load(find_framework(framework).techniques))
+
+
+def make_plan(values: Mapping[str, Any], framework: str = "torch") -> dict[str, Technique]:
+    """One technique of every kind that the framework has, at its value in `values` or off.
 
     Raises:
         BadInput: `values` names a technique or a value that does not exist.
     """
+    kinds = techniques_of(framework)
     for name in values:
-        if name not in TECHNIQUES:
-            raise unknown("technique", name, TECHNIQUES)
-    return {name: kind(values.get(name, kind.off)) for name, kind in TECHNIQUES.items()}
+        if name not in kinds:
+            raise unknown("technique", name, kinds)
+    return {name: kind(values.get(name, kind.off)) for name, kind in kinds.items()}
 
 
-def check(plan: Mapping[str, Technique], workload: type[Workload], settings: Any) -> None:
+def check(plan: Mapping[str, Technique], workload: type[Any], settings: Any) -> None:
     """Check every technique against the settings as those before it leave them.
 
     Raises:

@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from bench.targets import TARGETS, Target, find_target
 from bench.vgpu import autocast, operators
 from bench.vgpu.accelerator import accelerator
 from bench.vgpu.assignment import assignable_data
@@ -31,9 +32,9 @@ from bench.vgpu.guard import Guard, engine_errors
 from bench.vgpu.memory import CATEGORIES
 from bench.vgpu.mode import VirtualMode
 from bench.vgpu.patches import patched_torch
+from bench.vgpu.recurrent import flattened_weights
 from bench.vgpu.resizes import following_resizes
 from bench.vgpu.stand_ins import answering
-from bench.vgpu.targets import TARGETS, Target, find_target
 
 __all__ = [
     "CATEGORIES",
@@ -89,6 +90,7 @@ def virtual_gpu(target: Target | str, release: tuple[int, int] = RELEASE) -> Ite
             patched_torch(mode.uncharged),
             answering(),
             assignable_data(),
+            flattened_weights(),
             generators(),
             alike_on_all_ranks(),
             accelerator(torch.get_device_module("vgpu")),

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from bench.targets import Target
 from bench.vgpu.kernels import tensors_in, total_bytes
-from bench.vgpu.targets import Target
 
 c10d = torch.ops.c10d
 

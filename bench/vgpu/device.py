@@ -6,9 +6,9 @@ from collections import Counter
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from bench.targets import Target
 from bench.vgpu.clock import Clock, Stamp
 from bench.vgpu.memory import Memory
-from bench.vgpu.targets import Target
 
 if TYPE_CHECKING:
     from bench.vgpu.attribution import Attribution

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
 
+from bench.targets import Target
 from bench.vgpu.clock import Bound
-from bench.vgpu.targets import Target
 
 aten = torch.ops.aten
 
@@ -66,7 +66,13 @@ _SCATTERS = {
     aten.index_put.default: True,
 }
 
-_CONVOLUTIONS = {aten.convolution, aten._convolution, aten.convolution_backward}
+_CUDNN = {
+    aten.convolution,
+    aten._convolution,
+    aten.convolution_backward,
+    aten._cudnn_rnn,
+    aten._cudnn_rnn_backward,
+}
 
 _KINDS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
@@ -146,18 +152,22 @@ class Kernels:
     def _count(
         self, packet: Any, args: Sequence[Any], kwargs: Mapping[str, Any], inputs: list[Tensor], outputs: list[Tensor]
     ) -> int:
-        key = (packet, tuple(tensor.shape for tensor in inputs), kwargs.get("is_causal"))
+        mask = tuple(args[10]) if packet is aten.convolution_backward else None
+        key = (packet, tuple(tensor.shape for tensor in inputs), kwargs.get("is_causal"), mask)
         count = self._flops.get(key)
         if count is None:
-            out = outputs[0] if len(outputs) == 1 else tuple(outputs)
+            out: Any = outputs[0] if len(outputs) == 1 else tuple(outputs)
+            if mask is not None:  # gradients that nobody wants are not among the outputs
+                wanted = iter(outputs)
+                out = tuple(next(wanted) if wants else None for wants in mask)
             count = self._flops[key] = int(flop_registry[packet](*args, **kwargs, out_val=out))
         return count
 
     def _rate(self, packet: Any, dtype: torch.dtype) -> float:
-        """FLOP/s in `dtype`; float32 takes tensor cores where PyTorch allows TF32, by default in convolutions alone."""
+        """FLOP/s in `dtype`; float32 takes tensor cores where PyTorch allows TF32, by default in cuDNN alone."""
         rates = self._target.matmul_flops_s
         kind = _KINDS.get(dtype, "fp32")
-        backend = torch.backends.cudnn if packet in _CONVOLUTIONS else torch.backends.cuda.matmul
+        backend = torch.backends.cudnn if packet in _CUDNN else torch.backends.cuda.matmul
         if kind == "fp32" and backend.allow_tf32:
             kind = "tf32"
         return rates.get(kind, rates["fp32"])

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench.targets import Target
 from bench.vgpu.allocator import Block, CachingAllocator, OutOfMemory
-from bench.vgpu.targets import Target
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "temporaries", "workspace")
 

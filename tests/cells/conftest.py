@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.config import Cell, Steps
-from bench.techniques import TECHNIQUES
+from bench.techniques.table import TECHNIQUES
 from bench.workload import load_workload
 
 PATHS = {

@@ -14,7 +14,7 @@ from torch.distributed.tensor import _random
 from bench.device import Card, open_card
 from bench.errors import BadInput
 from bench.record import Source
-from bench.vgpu.targets import find_target
+from bench.targets import find_target
 
 TITLES = ["NVIDIA A2", "NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090"]
 

@@ -14,6 +14,7 @@ from harness_tools import Command, is_gone, start, wait_for
 
 from bench.provenance import code
 from bench.resolve import plan
+from bench.targets import TARGETS
 
 FAKE = "workload.path=fake_cells:Fake"
 STORE = Path("cells.jsonl")
@@ -57,6 +58,12 @@ def test_run_traces_the_calls_of_the_phases(oombench: Command) -> None:
         ["0", "decode", "1", "3.00", "4.00"],
     ]
     assert out[0].split() == ["step", "phase", "call", "allocated", "MiB", "reserved", "MiB"]
+
+
+def test_a_trace_without_a_phase_is_one_line(oombench: Command) -> None:
+    out = oombench("run", FAKE, "store=cells.jsonl", "workload.ending=oom", "--trace").out
+    assert out[0] == "no trace: the cell ended before there was anything to tell"
+    assert out[1] == "fake_cells/normal ending=oom @ rtx4090"
 
 
 def test_multirun_runs_the_product_and_resumes(oombench: Command) -> None:
@@ -136,12 +143,16 @@ def test_damaged_lines_are_told_and_resuming_works(oombench: Command) -> None:
 
 def test_the_tables_of_names(oombench: Command) -> None:
     assert [line.split()[0] for line in oombench("targets").out][:2] == ["rtx4090", "h100"]
-    assert [line.split()[0] for line in oombench("workloads").out] == [
-        "fsdp_transformer",
-        "maddpg_hopper",
-        "seq2seq_beam",
+    assert [line.split()[:2] for line in oombench("workloads").out] == [
+        ["fsdp_transformer", "torch"],
+        ["maddpg_hopper", "torch"],
+        ["maddpg_hopper", "tensorflow"],
+        ["seq2seq_beam", "torch"],
     ]
-    assert {"precision", "offload"} <= {line.split()[0] for line in oombench("techniques").out}
+    told = oombench("techniques").out
+    of_tensorflow = told.index("in tensorflow:")
+    assert {"precision", "offload"} <= {line.split()[0] for line in told[:of_tensorflow]}
+    assert {"precision", "allocation"} <= {line.split()[0] for line in told[of_tensorflow:]}
 
 
 def test_report_hands_over_records_baselines_and_capacities(oombench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,6 +174,48 @@ def test_report_hands_over_records_baselines_and_capacities(oombench: Command, m
     assert len(given["records"]) == 1
     Path("mine.jsonl").write_bytes(Path("results/k80/cells.jsonl").read_bytes())
     assert oombench("report", "mine.jsonl").out == ["page.md"]
+
+
+def test_report_skips_what_is_gone_and_says_so(oombench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    published: list[Any] = []
+    monkeypatch.setattr("bench.report.publish.publish", lambda records, *_, **__: published.extend(records) or [])
+    oombench("run", "-m", FAKE, "store=cells.jsonl", "technique.clip=1,2,3,4")
+    lines = stored()
+    known = ", ".join(TARGETS)
+    lines[0]["cell"]["workload"] = lines[1]["cell"]["workload"] = "gone:Away"
+    lines[2]["cell"]["target"] = "rtx409"
+    STORE.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    answer = oombench("report", "cells.jsonl")
+    assert answer.status == 0
+    assert answer.err == [
+        f"cells.jsonl: skipped 1 record: unknown target 'rtx409': did you mean 'rtx4090'? known: {known}",
+        "cells.jsonl: skipped 2 records: no workload at 'gone:Away': No module named 'gone'",
+    ]
+    assert [record.key for record in published] == [lines[3]["key"]]
+
+    STORE.write_text(json.dumps(lines[0]) + "\n")
+    answer = oombench("report", "cells.jsonl")
+    assert (answer.status, answer.err[-1]) == (2, "oombench: no records in cells.jsonl that can be published")
+
+
+def test_bench_publishes_its_own_cells_and_report_all(oombench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    published: list[Any] = []
+    monkeypatch.setattr("bench.report.publish.publish", lambda records, *_, **__: published.extend(records) or [])
+    jobs = [plan([FAKE, "store=cells.jsonl", f"technique.clip={clip}"]) for clip in (1, 2)]
+    monkeypatch.setattr("bench.card.bench_jobs", lambda card, overrides: ("said", jobs))
+    oombench("run", "-m", FAKE, "store=cells.jsonl", "technique.clip=1,3")
+    measured, left = sorted(stored(), key=lambda record: record["cell"]["techniques"]["clip"])
+    measured.update(source="measured", key="measured", cell={**measured["cell"], "source": "measured"})
+    measured["cell"]["steps"] = {"memory": 2, "warmup": 3, "timed": 10}
+    other = {**measured, "key": "other", "cell": {**measured["cell"], "preset": "tiny"}}
+    with STORE.open("a") as file:
+        file.writelines(json.dumps(record) + "\n" for record in (measured, other))
+    assert oombench("bench", "4090").status == 0
+    ours = {jobs[0].cell.key, jobs[1].cell.key, "measured"}
+    assert {record.key for record in published} == ours
+    published.clear()
+    oombench("report", "cells.jsonl")
+    assert {record.key for record in published} == {*ours, "other", left["key"]}
 
 
 def test_a_place_that_cannot_be_published_to_is_one_line(oombench: Command, place: Path) -> None:
@@ -291,3 +344,17 @@ def test_a_complete_bench_runs_again_and_an_interrupted_one_resumes(
     out = oombench("bench", "4090").out
     assert any("2 of them from before" in line for line in out), out
     assert len(stored()) == 3
+
+
+def test_a_bench_interrupted_while_it_runs_again_resumes(oombench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [plan([FAKE, "store=cells.jsonl", f"technique.clip={clip}"]) for clip in (1, 2, 3)]
+    monkeypatch.setattr("bench.card.bench_jobs", lambda card, overrides: ("said", jobs))
+    for _ in range(2):
+        assert oombench("bench", "4090").status == 0
+    lines = STORE.read_text().splitlines()
+    STORE.write_text("\n".join(lines[:4]) + "\n")
+    out = oombench("bench", "4090").out
+    assert any("1 of them from before" in line for line in out), out
+    assert sorted(record["key"] for record in stored()) == sorted(2 * [job.cell.key for job in jobs])
+    out = oombench("bench", "4090", "--rerun").out
+    assert any("3 cells: ok 3 oom 0 refused 0; cells.jsonl" in line for line in out), out

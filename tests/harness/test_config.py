@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from bench import host
 from bench.config import Steps
 from bench.errors import BadInput
+from bench.frameworks import FRAMEWORKS
 from bench.overrides import compose, expand, names_in, word
 from bench.record import Source
 from bench.resolve import plan, refusal, resolve
 from bench.sweep import load_sweep
-from bench.techniques import TECHNIQUES
+from bench.techniques import techniques_of
+from bench.techniques.table import TECHNIQUES
 
 exact = settings(derandomize=True, deadline=None, max_examples=60)
 # "${" begins an interpolation, which is the configuration's to resolve.
@@ -205,7 +207,17 @@ def test_a_value_written_as_an_override_comes_back(value: Any) -> None:
 
 
 def test_the_configuration_and_the_techniques_have_the_same_names() -> None:
-    assert set(compose([]).technique) == set(TECHNIQUES)
+    named = [name for framework in FRAMEWORKS for name in techniques_of(framework)]
+    assert set(compose([]).technique) == set(named)
+
+
+def test_what_two_frameworks_both_have_says_the_same() -> None:
+    torch, tensorflow = (techniques_of(framework) for framework in ("torch", "tensorflow"))
+    for name in torch.keys() & tensorflow.keys():
+        assert (torch[name].off, torch[name].fidelity, torch[name].hook, torch[name].field) == (
+            (tensorflow[name].off, tensorflow[name].fidelity, tensorflow[name].hook, tensorflow[name].field)
+        )
+    assert torch["precision"].words == tensorflow["precision"].words  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", names_in("workload"))

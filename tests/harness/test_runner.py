@@ -91,13 +91,13 @@ def test_what_a_cell_started_ends_with_it() -> None:
 
 def test_a_cell_computes_on_one_thread_a_measured_one_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert outcomes([job("workload.ending=threads")])["threads"].record.notes == ["1"]
-    monkeypatch.setattr("bench.resolve.why_not_measured", lambda target: None)
+    monkeypatch.setattr("bench.resolve.why_not_measured", lambda target, framework: None)
     measured = outcomes([job("workload.ending=threads", "source=measured")])["threads"].record
     assert measured.notes == [str(torch.get_num_threads())]
 
 
 def test_measured_cells_come_first_and_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.resolve.why_not_measured", lambda target: None)
+    monkeypatch.setattr("bench.resolve.why_not_measured", lambda target, framework: None)
     jobs = [job(), *(job("source=measured", f"technique.batch_size={size}") for size in (2, 4))]
     events: list[str] = []
     options = runner.Options(workers=3, run_cell=runner.RUN_CELL)
@@ -138,6 +138,16 @@ def test_as_many_workers_as_memory_allows(
 ) -> None:
     monkeypatch.setattr(host, "free_memory_bytes", lambda: free_bytes)
     assert host.worker_count(jobs, limit_bytes) == expected
+
+
+def test_page_cache_that_can_be_dropped_is_free_memory(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text(f"{2**30}\n")
+    (tmp_path / "memory.current").write_text(f"{2**29 + 2**28}\n")
+    (tmp_path / "memory.stat").write_text(f"anon 5\nactive_file 7\ninactive_file {2**28}\n")
+    assert host.free_memory_bytes(tmp_path) == 2**29
+    (tmp_path / "memory.max").write_text("max\n")
+    assert host.free_memory_bytes(tmp_path) > 2**29
+    assert host.free_memory_bytes(tmp_path / "none") > 2**29
 
 
 def test_free_memory_is_what_the_machine_has() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,6 +9,7 @@ from bench.card import bench_jobs
 from bench.errors import BadInput
 from bench.record import Source
 from bench.sweep import load_sweep
+from bench.targets import Target
 
 SWEEP = """
 card: k80
@@ -70,7 +72,7 @@ def test_a_wrong_sweep_is_answered_in_one_line(text: str, said: str, place: Path
 def test_an_unknown_sweep_and_a_missing_file() -> None:
     with pytest.raises(BadInput, match="unknown sweep 'smok': did you mean 'smoke'"):
         load_sweep("smok")
-    with pytest.raises(BadInput, match=r"cannot read sweep file none\.yaml"):
+    with pytest.raises(BadInput, match=r"^cannot read sweep file none\.yaml: No such file or directory$"):
         load_sweep("none.yaml")
 
 
@@ -94,6 +96,37 @@ def test_bench_of_a_card_without_a_sweep_runs_the_general_one_there() -> None:
     assert said.startswith("k80 is not measured")
     assert {job.cell.target for job in jobs} == {"k80"}
     assert {str(job.store) for job in jobs} == {"results/k80/cells.jsonl"}
+
+
+def only_here(name: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the target of that name be measured, and nothing else."""
+
+    def reason(target: Target, *_: Any) -> str | None:
+        return None if target.name == name else "not here"
+
+    for module in ("resolve", "card"):
+        monkeypatch.setattr(f"bench.{module}.why_not_measured", reason)
+
+
+def test_bench_names_the_card_that_the_overrides_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    said, jobs = bench_jobs("smoke", ["target=k80"])
+    assert said == "k80 is not measured: no Tesla K80 in this machine; predicting on the virtual GPU"
+    assert {job.cell.target for job in jobs} == {"k80"}
+    only_here("k80", monkeypatch)
+    said, _ = bench_jobs("smoke", ["target=k80"])
+    assert said.startswith("k80 is here: measuring")
+
+
+def test_bench_names_every_card_of_a_sweep(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place / "mine.yaml").write_text(SWEEP)
+    monkeypatch.setattr("bench.card._sweep_for", lambda card: (load_sweep("mine.yaml"), "k80"))
+    only_here("h100", monkeypatch)
+    said, _ = bench_jobs("mine", [])
+    assert said == "h100 is here: measuring 5 cells, predicting 10 beside them"
+    only_here(None, monkeypatch)
+    said, _ = bench_jobs("mine", [])
+    expected = "k80 is not measured: not here; h100 is not measured: not here; predicting on the virtual GPU"
+    assert said == expected
 
 
 def test_bench_local_is_this_machines_card(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,10 +16,10 @@ from bench.cell import _Run
 from bench.device import open_card
 from bench.plain_pickle import loads
 from bench.resolve import plan
+from bench.targets import find_target
 from bench.vgpu.attribution import attributing
 from bench.vgpu.device import current
 from bench.vgpu.mode import VirtualMode
-from bench.vgpu.targets import find_target
 
 ROUNDS = 3
 
