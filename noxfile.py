@@ -1,7 +1,7 @@
 """Sessions: `nox -l` lists them.
 
-All share one virtual environment, .nox/shared, so a fresh clone pays for one installation of PyTorch. It is installed
-again when pyproject.toml changes.
+Two virtual environments: .nox/shared for all that needs PyTorch only, .nox/tensorflow for what needs TensorFlow too.
+Each is installed when it is first needed, and again when pyproject.toml changes.
 """
 
 from __future__ import annotations
@@ -18,31 +18,43 @@ nox.needs_version = ">=2024.4.15"
 nox.options.sessions = ["tests", "lint"]
 nox.options.default_venv_backend = "none"
 
-SHARED = Path(".nox", "shared").resolve()
-BIN = SHARED / ("Scripts" if os.name == "nt" else "bin")
+EXTRAS = {"shared": "test,perf,lint", "tensorflow": "test,tf"}
+"""The environments, and what each has."""
 
 
-def install(session: nox.Session) -> None:
-    """Make the shared environment, unless it is there and as pyproject.toml wants it."""
+def program(environment: str, name: str) -> str:
+    """Where a program of an environment stands."""
+    return str(Path(".nox", environment, "Scripts" if os.name == "nt" else "bin", name).resolve())
+
+
+def install(session: nox.Session, environment: str = "shared") -> None:
+    """Make an environment, unless it is there and as pyproject.toml wants it."""
     wanted = hashlib.sha256(Path("pyproject.toml").read_bytes()).hexdigest()
-    stamp = SHARED / "installed"
+    folder = Path(".nox", environment)
+    stamp = folder / "installed"
     if stamp.exists() and stamp.read_text() == wanted:
         return
-    session.run(sys.executable, "-m", "venv", str(SHARED), external=True, silent=True)
-    run(session, "python", "-m", "pip", "install", "--quiet", "-e", ".[test,perf,lint]")
+    session.run(sys.executable, "-m", "venv", str(folder), external=True, silent=True)
+    extras = EXTRAS[environment]
+    run(session, "python", "-m", "pip", "install", "--quiet", "-e", f".[{extras}]", environment=environment)
     stamp.write_text(wanted)
 
 
-def run(session: nox.Session, program: str, *arguments: str) -> None:
-    """Run a program of the shared environment."""
-    session.run(str(BIN / program), *arguments, external=True)
+def run(session: nox.Session, name: str, *arguments: str, environment: str = "shared") -> None:
+    """Run a program of an environment."""
+    session.run(program(environment, name), *arguments, external=True)
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Every test that needs no accelerator: nox -s tests -- tests/harness -k store"""
-    install(session)
-    run(session, "pytest", "-n", "auto", *session.posargs)
+    """Every test that needs no accelerator, those of TensorFlow too; or some: nox -s tests -- tests/harness -k store"""
+    chosen = session.posargs
+    if not chosen or not any("tests/tf" in word for word in chosen):
+        install(session)
+        run(session, "pytest", "-n", "auto", *chosen)
+    if not chosen or any("tests/tf" in word for word in chosen):
+        install(session, "tensorflow")
+        run(session, "pytest", "-n", "auto", *(chosen or ["tests/tf"]), environment="tensorflow")
 
 
 @nox.session
@@ -64,8 +76,8 @@ def perf(session: nox.Session) -> None:
 @nox.session(name="bench-4090")
 def bench_4090(session: nox.Session) -> None:
     """What fits on an RTX 4090, into results/rtx4090: measured and predicted where there is one, else predicted."""
-    install(session)
-    run(session, "oombench", "bench", "4090", *session.posargs)
+    install(session, "tensorflow")
+    run(session, "oombench", "bench", "4090", *session.posargs, environment="tensorflow")
 
 
 @nox.session(name="bench-h100")
@@ -80,6 +92,6 @@ def bench_local(session: nox.Session) -> None:
     """Measure and predict on this machine's own accelerator; exit status 2 where there is none."""
     install(session)
     # nox would turn every failure into 1.
-    status = subprocess.run([BIN / "oombench", "bench", "local", *session.posargs]).returncode
+    status = subprocess.run([program("shared", "oombench"), "bench", "local", *session.posargs]).returncode
     if status:
         sys.exit(status)

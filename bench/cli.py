@@ -86,12 +86,16 @@ def run(
     if not multirun:
         return _run_one(words)
     from bench.overrides import expand
+    from bench.publication import print_tables
     from bench.resolve import plan
     from bench.sweep import distinct, execute
 
     cwd_on_path()
     planned = distinct(plan(combination) for combination in expand(words))
-    return _status(execute(planned, _options(jobs, limit_memory), _console(), retry=retry, rerun=rerun))
+    console = _console()
+    counts = execute(planned, _options(jobs, limit_memory), console, retry=retry, rerun=rerun)
+    print_tables(sorted({job.store for job in planned}), [job.cell for job in planned], console)
+    return _status(counts)
 
 
 def _run_one(words: list[str]) -> int:

@@ -18,6 +18,9 @@ from bench.store import WriteFailed, records_at
 
 STORE = "cells.jsonl"
 
+WIDTH = 160
+"""Columns of a table that is not printed on a terminal."""
+
 T = TypeVar("T")
 
 
@@ -71,6 +74,21 @@ def publish_stores(
         _publish(records, ", ".join(str(path) for path in stores), folder, console)
 
 
+def print_tables(paths: Sequence[Path], planned: Sequence[Cell], console: Console) -> None:
+    """Print the tables of these cells, as the stores have them."""
+    from bench.report import table
+    from bench.report.frame import tidy
+    from bench.report.publish import sections
+
+    records = _of_plan([record for path in paths for record in records_at(path)], planned)
+    records, baselines, capacities = _with_facts(records, ", ".join(str(path) for path in paths))
+    if not console.is_terminal:
+        console.width = WIDTH
+    for _, of_target in tidy(records, baselines, capacities).groupby("target", sort=True):
+        for section in sections(of_target):
+            console.print(table.terminal(section.frame))
+
+
 def _of_plan(records: Sequence[Record], planned: Sequence[Cell]) -> list[Record]:
     keys = {cell.key for cell in planned}
     configurations = {_configuration(cell.to_dict()) for cell in planned}
@@ -96,8 +114,7 @@ def _beside(store: Path) -> Path:
 def _publish(records: Sequence[Record], stores: str, folder: Path, console: Console) -> None:
     from bench.report.publish import publish
 
-    capacities, records = _found(records, "target", lambda name: find_target(name).capacity_bytes, stores)
-    baselines, records = _found(records, "workload", lambda path: techniques(find_workload(path), {}), stores)
+    records, baselines, capacities = _with_facts(records, stores)
     if not records:
         raise BadInput(f"no records in {stores} that can be published")
     try:
@@ -106,6 +123,13 @@ def _publish(records: Sequence[Record], stores: str, folder: Path, console: Cons
         raise WriteFailed(f"cannot write {error.filename or folder}: {error.strerror}") from error
     for path in written:
         console.print(str(path), soft_wrap=True)
+
+
+def _with_facts(records: Sequence[Record], stores: str) -> tuple[list[Record], dict[str, Any], dict[str, int]]:
+    """The records whose workload and target are known, every workload's plain techniques, every target's bytes."""
+    capacities, records = _found(records, "target", lambda name: find_target(name).capacity_bytes, stores)
+    baselines, records = _found(records, "workload", lambda path: techniques(find_workload(path), {}), stores)
+    return records, baselines, capacities
 
 
 def _found(

@@ -7,7 +7,7 @@ passed in.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -32,8 +32,9 @@ COLUMNS: dict[str, str] = {
     "settings": _TEXT,
     "target": _TEXT,
     "capacity_bytes": _WHOLE,
+    "framework": _TEXT,
     "source": _TEXT,
-    "configuration": _TEXT,
+    "configuration": _TEXT,  # with the framework, where the table has several
     "is_baseline": _FLAG,
     "status": _TEXT,
     "reason": _TEXT,
@@ -101,7 +102,7 @@ def tidy(
         BadInput: A record's workload has no baseline, or its categories exceed its peak.
     """
     given = list(records)
-    names = short_names({record.cell["workload"] for record in given})
+    names = short_names({record.cell["workload"]: framework(record) for record in given})
     differing = _differing_settings(given)
     newest = {tuple(_identity(record, baselines, differing).values()): record for record in given}.values()
     tables: dict[tuple[str, ...], list[Row]] = defaultdict(list)
@@ -109,7 +110,7 @@ def tidy(
         row = _row(record, _identity(record, baselines, differing), names)
         row["capacity_bytes"] = (capacities or {}).get(row["target"])
         tables[row["name"], row["preset"], row["variant"], row["target"]].append(row)
-    rows = [row for key in sorted(tables) for row in _ordered(_compared(tables[key]))]
+    rows = [row for key in sorted(tables) for row in _ordered(_told_apart(_compared(tables[key])))]
     return pd.DataFrame(rows, columns=list(COLUMNS), dtype=object).astype(COLUMNS)
 
 
@@ -118,11 +119,24 @@ def rows(frame: pd.DataFrame) -> list[Row]:
     return frame.astype(object).where(frame.notna(), None).to_dict("records")  # type: ignore[return-value]
 
 
-def short_names(paths: Iterable[str]) -> dict[str, str]:
-    """The tail of each workload's module; the whole path where two tails are equal."""
-    tails = {path: path.partition(":")[0].rpartition(".")[2] for path in paths}
-    shared = {tail for tail in tails.values() if list(tails.values()).count(tail) > 1}
-    return {path: path.replace(".", "_").replace(":", "_") if tail in shared else tail for path, tail in tails.items()}
+def framework(record: Record) -> str:
+    """What the workload of a record is written in; records from before there were several do not say."""
+    return str(record.cell.get("framework", "torch"))
+
+
+def short_names(frameworks: Mapping[str, str]) -> dict[str, str]:
+    """The tail of each workload's module; the whole path where two tails of one framework are equal.
+
+    One workload in two frameworks has one name: that makes them one table.
+
+    Args:
+        frameworks: By import path.
+    """
+    tails = {path: (path.partition(":")[0].rpartition(".")[2], written) for path, written in frameworks.items()}
+    shared = {tail for (tail, _), count in Counter(tails.values()).items() if count > 1}
+    return {
+        path: path.replace(".", "_").replace(":", "_") if tail in shared else tail for path, (tail, _) in tails.items()
+    }
 
 
 def _identity(
@@ -139,6 +153,7 @@ def _identity(
         "preset": preset,
         "variant": _listed(varied),
         "target": cell["target"],
+        "framework": framework(record),
         "source": record.source.value,
         "configuration": label(cell["techniques"], baselines[workload]),
     }
@@ -218,9 +233,16 @@ def _time(record: Record) -> Row:
 
 
 def _compared(table: list[Row]) -> list[Row]:
-    """Each row against the baseline of its own source: sources are never mixed in one figure."""
-    baselines = {row["source"]: row for row in table if row["is_baseline"]}
-    return [{**row, **_against(row, baselines.get(row["source"]))} for row in table]
+    """Each row against the baseline of its own source and framework: sources are never mixed in one figure."""
+    baselines = {(row["source"], row["framework"]): row for row in table if row["is_baseline"]}
+    return [{**row, **_against(row, baselines.get((row["source"], row["framework"])))} for row in table]
+
+
+def _told_apart(table: list[Row]) -> list[Row]:
+    """With the framework in the configuration, where the table has several."""
+    if len({row["framework"] for row in table}) == 1:
+        return table
+    return [{**row, "configuration": f"{row['framework']}: {row['configuration']}"} for row in table]
 
 
 def _against(row: Row, baseline: Row | None) -> Row:

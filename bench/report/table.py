@@ -18,15 +18,15 @@ KIB, MIB, GIB = 2**10, 2**20, 2**30
 NONE = "—"
 
 LEGEND = (
-    "Memory: *allocated* is what tensors take, *reserved* what PyTorch holds for that, *process* what nvidia-smi has, "
-    "each the higher of the first step and a steady one; *first* and *steady* are the allocated peaks of the two. "
+    "Memory: *allocated* is what tensors take, *reserved* what the framework holds for that, *process* what nvidia-smi "
+    "has, each the higher of the first step and a steady one; *first* and *steady* are the allocated peaks of the two. "
     '"> x": the run failed after it had reached x.',
     "*Saving* is allocated memory against the baseline, *cost* step time against the baseline, also per item where a "
     "configuration changes the items per step. *Gradient*: exact, the same up to rounding, or not the same training.",
     "*Fits*: with the share of the card's usable memory that is reserved. "
     "*Bound by*: what limits the largest share of a predicted step.",
     "*Source*: measured on the card, predicted on a virtual GPU, or emulated with TensorFlow's allocator on the CPU; "
-    "each is compared with the baseline of its own source.",
+    "each is compared with the baseline of its own source and framework.",
 )
 
 HOW = {
@@ -77,9 +77,9 @@ def outcome_text(row: Row) -> str:
 def reason_text(row: Row) -> str:
     """The reason in short; of CUDA's long line on running out of memory, what was asked for and where."""
     reason = " ".join((row["reason"] or "no reason recorded").split())
-    if row["status"] == Status.OOM and (tried := re.search(r"ried to allocate [\d.]+ \w+", reason)):
+    if row["status"] == Status.OOM and (tried := re.search(r"(?:ried|rying) to allocate ([\d.]+ ?\w+)", reason)):
         asked = re.search(r"Asked for (.+)\.$", reason)
-        reason = f"t{tried[0]}" + (f" {asked[1]}" if asked else "")
+        reason = f"tried to allocate {tried[1]}" + (f" {asked[1]}" if asked else "")
     return textwrap.shorten(reason, 120, placeholder=" …")
 
 

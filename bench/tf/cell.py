@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import statistics
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -71,11 +72,11 @@ class _Run:
         return self._on(device)
 
     def _device(self, profile: Path | None) -> Device:
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # what TensorFlow tells of itself on stderr
         kind = Emulated if self.cell.source is Source.EMULATED else Present
         allocation, beside = cast(Allocation, self.plan["allocation"]), cast(Beside, self.plan["beside"])
         device = kind(find_target(self.cell.target), allocation, beside, profile)
-        device.configure()
+        with _silent():
+            device.configure()
         return device
 
     def _on(self, device: Device) -> Record:
@@ -146,6 +147,21 @@ class _Run:
         return Record(
             key=cell.key, cell=cell.to_dict(), status=status, source=Source(cell.source), reason=reason, **self.facts
         )
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Without what TensorFlow's libraries tell on stderr of cards and instruction sets when they are loaded."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    sys.stderr.flush()
+    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(null)
 
 
 class _Phases:

@@ -9,6 +9,7 @@ allocator always grows and is never given the card at once.
 from __future__ import annotations
 
 import os
+import re
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -89,7 +90,7 @@ class Device:
             MemoryError: Nothing.
         """
         lines = [line for line in str(error).splitlines() if "OOM" in line or "ut of memory" in line]
-        return " ".join((lines[0] if lines else str(error)).split())
+        return re.sub(r"\{\{.*?\}\}|\[Op:.*|\.$", "", " ".join((lines[0] if lines else str(error)).split())).strip()
 
     def notes(self) -> list[str]:
         """What a reader of the numbers must know."""
@@ -163,9 +164,9 @@ class Emulated(Device):
     def notes(self) -> list[str]:
         """How the numbers came about."""
         notes = [
-            "emulated: allocated is what TensorFlow's own BFC allocator handed out on the processor; reserved and "
-            "process are what the same allocations make of the pool on the card; the processor's step time says "
-            "nothing of the card's and is left out"
+            "emulated: allocated is what TensorFlow's own BFC allocator handed out on the processor, which differs a "
+            "little from process to process; reserved and process are what the same allocations make of the pool on "
+            "the card; the processor's step time says nothing of the card's and is left out"
         ]
         if self.target.outside_bytes is None:
             notes.append("no published figure for memory outside the allocator: process memory unknown")

@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import tensorflow as tf
 
+from bench.errors import BadInput
 from bench.techniques import Technique
 from bench.tf.techniques import Checkpointing, Clip, Precision
 
@@ -76,9 +77,12 @@ class Trainer:
     def step(self, phase: Phase = _unobserved) -> None:
         """One update; `phase` is entered around each part: batch, then train, or gradients and update."""
         micro_batches = self.workload.micro_batches(self._count)
-        for _ in range(self._count):
+        for index in range(self._count):
             with phase("batch"):
-                batch = tf.nest.map_structure(_on_device, next(micro_batches))
+                micro_batch = next(micro_batches, None)
+                if micro_batch is None:
+                    raise BadInput(f"the workload yields {index} micro-batches instead of {self._count}")
+                batch = tf.nest.map_structure(_on_device, micro_batch)
             with phase("train" if self._count == 1 else "gradients"):
                 (self._train if self._count == 1 else self._add)(batch)
             del batch

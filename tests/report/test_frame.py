@@ -131,7 +131,9 @@ def test_unknown_workload(record):
 
 
 def test_short_names():
-    assert short_names(["a.b:C", "d:E", "x.d:E"]) == {"a.b:C": "b", "d:E": "d_E", "x.d:E": "x_d_E"}
+    torch = dict.fromkeys(["a.b:C", "d:E", "x.d:E"], "torch")
+    assert short_names(torch) == {"a.b:C": "b", "d:E": "d_E", "x.d:E": "x_d_E"}
+    assert short_names({"a.b:C": "torch", "a.tf.b:C": "tensorflow"}) == {"a.b:C": "b", "a.tf.b:C": "b"}
 
 
 def test_no_records(baselines):

@@ -1,7 +1,8 @@
 """MADDPG on MaMuJoCo's Hopper 3x1 in TensorFlow 2: the train step of workloads.maddpg_hopper, as og-marl runs it.
 
 The same system, losses and update, so that one table compares the frameworks. As there, the GRU applies its reset gate
-behind the matrix product; weights start from torch's ranges for the GRU and from Keras' initialisers elsewhere.
+behind the matrix product; RMSProp's epsilon is under the root, as sonnet's is and torch's is not; weights start from
+torch's range in the GRU and from Keras' initialisers elsewhere.
 """
 
 from __future__ import annotations
