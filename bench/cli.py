@@ -198,11 +198,15 @@ def validate(
         Path | None, typer.Option("--into", metavar="FOLDER", help="Write accuracy.md and .csv there.")
     ] = None,
 ) -> int:
-    """Predict published measurements and print the error of each; exit status 1 if one misses its tolerance."""
+    """Predict published measurements and print the error of each; exit status 1 if one misses its tolerance.
+
+    Allocator traces recorded on real cards are replayed too, where they lie beside this clone (../shared).
+    """
     from bench.errors import unknown
     from bench.validation import show
     from bench.validation.outcome import validate as predict
     from bench.validation.published import published_rows
+    from bench.validation.traces import replayed
 
     if derive:
         print(show.derived())
@@ -211,11 +215,12 @@ def validate(
     rows = [row for row in known if not texts or any(text in row.id for text in texts)]
     if not rows:
         raise unknown("published row", " ".join(texts or []), [row.id for row in known])
+    traces = [] if texts else replayed()
     outcomes = predict(rows)
-    print(show.as_json(outcomes) if as_json else show.as_tables(outcomes))
-    for path in show.publish(outcomes, into) if into else []:
+    print(show.as_json(outcomes, traces) if as_json else show.as_tables(outcomes, traces))
+    for path in show.publish(outcomes, into, traces) if into else []:
         print(path)
-    return int(not all(outcome.holds for outcome in outcomes))
+    return int(not all(outcome.holds for outcome in outcomes) or not all(trace.exact for trace in traces))
 
 
 @app.command()

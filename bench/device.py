@@ -6,6 +6,7 @@ them can tell goes through the methods of `Card`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from bench import host
 from bench.errors import BadInput
 from bench.record import Source
 from bench.targets import Target
+from bench.vgpu.allocator_config import ENVIRONMENT_VARIABLES
 
 if TYPE_CHECKING:
     from bench.vgpu.attribution import Allocation, Attribution
@@ -127,6 +129,8 @@ class VirtualCard(Card):
             notes.append("temporaries without a rule, counted as 0 bytes: " + _listed(unpriced))
         if self._state.target.outside_bytes is None:
             notes.append("no published figure for memory outside the allocator: process memory unknown")
+        if ignored := [name for name in ENVIRONMENT_VARIABLES if name in os.environ]:
+            notes.append(f"not used, as a cell's numbers hang on its configuration alone: {', '.join(ignored)}")
         return notes
 
 
@@ -148,7 +152,7 @@ def open_card(target: Target, source: Source, explain: bool = False) -> Iterator
         from bench.vgpu.attribution import attributing
 
         with (
-            vgpu.virtual_gpu(target) as state,
+            vgpu.virtual_gpu(target, alloc_conf="") as state,  # the same bytes whatever the environment holds
             attributing(state) if explain else nullcontext(),
             _group("fake", target.world_size, FakeStore()),
         ):

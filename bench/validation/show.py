@@ -11,6 +11,7 @@ import pandas as pd
 
 from bench.validation.calibration import derive
 from bench.validation.outcome import Outcome, spreads
+from bench.validation.traces import Replayed, lines
 
 PAGE = """# How near predictions come
 
@@ -34,8 +35,8 @@ def derived() -> str:
     return table(["figure", "derived", "table"], figures)
 
 
-def as_json(outcomes: Sequence[Outcome]) -> str:
-    """Rows and families, as a JSON document."""
+def as_json(outcomes: Sequence[Outcome], traces: Sequence[Replayed] = ()) -> str:
+    """Rows, families and recorded traces, as a JSON document."""
     rows = [
         {
             "id": outcome.row.id,
@@ -51,22 +52,31 @@ def as_json(outcomes: Sequence[Outcome]) -> str:
         }
         for outcome in outcomes
     ]
-    return json.dumps({"rows": rows, "families": [asdict(spread) for spread in spreads(outcomes)]}, indent=1)
+    recorded = [
+        {"trace": trace.name, "events": trace.events, "exact": trace.exact}
+        | {name: simulated for name, (_, simulated) in trace.figures.items() if name != "segments"}
+        for trace in traces
+    ]
+    families = [asdict(spread) for spread in spreads(outcomes)]
+    return json.dumps({"rows": rows, "families": families, "traces": recorded}, indent=1)
 
 
-def as_tables(outcomes: Sequence[Outcome]) -> str:
-    """One line per row, then one per family."""
+def as_tables(outcomes: Sequence[Outcome], traces: Sequence[Replayed] = ()) -> str:
+    """One line per row, then one per family, then one per recorded trace."""
     note = "* a figure of the target table was derived from this row; families count the rows held out"
-    return "\n\n".join((table(*_rows(outcomes)), note, table(*_families(outcomes))))
+    recorded = [table(*lines(traces))] if traces else []
+    return "\n\n".join((table(*_rows(outcomes)), note, table(*_families(outcomes)), *recorded))
 
 
-def publish(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
+def publish(outcomes: Sequence[Outcome], folder: Path, traces: Sequence[Replayed] = ()) -> list[Path]:
     """Write accuracy.md and accuracy.csv into `folder`; their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     page, sheet = folder / "accuracy.md", folder / "accuracy.csv"
     frames = [pd.DataFrame(lines, columns=heads) for heads, lines in (_families(outcomes), _rows(outcomes))]
     families, rows = (frame.to_markdown(index=False, disable_numparse=True) for frame in frames)
-    page.write_text(PAGE.format(families=families, rows=rows), encoding="utf-8")
+    recorded = pd.DataFrame(lines(traces)[1], columns=lines(traces)[0]).to_markdown(index=False, disable_numparse=True)
+    part = f"\n## Recorded allocator traces\n\n{recorded}\n" if traces else ""
+    page.write_text(PAGE.format(families=families, rows=rows) + part, encoding="utf-8")
     pd.DataFrame(json.loads(as_json(outcomes))["rows"]).to_csv(sheet, index=False)
     return [page, sheet]
 

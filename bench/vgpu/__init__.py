@@ -14,6 +14,7 @@ gives every storage to a simulation of CUDA's caching allocator (`memory`, `allo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -23,6 +24,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from bench.targets import TARGETS, Target, find_target
 from bench.vgpu import autocast, operators
 from bench.vgpu.accelerator import accelerator
+from bench.vgpu.allocator_config import AllocatorConfig
 from bench.vgpu.assignment import assignable_data
 from bench.vgpu.backend import VirtualGpu
 from bench.vgpu.device import RELEASE, Device, current, set_current
@@ -75,14 +77,28 @@ def disable() -> None:
 
 
 @contextmanager
-def virtual_gpu(target: Target | str, release: tuple[int, int] = RELEASE) -> Iterator[Device]:
-    """`enable` and `disable` as a context; rules that changed are those of PyTorch's `release`."""
+def virtual_gpu(
+    target: Target | str, release: tuple[int, int] = RELEASE, alloc_conf: str | None = None
+) -> Iterator[Device]:
+    """`enable` and `disable` as a context.
+
+    Args:
+        target: The card.
+        release: Rules that changed are those of this PyTorch release.
+        alloc_conf: Settings of the allocator, as in "expandable_segments:True"; None: those of the environment, as
+            torch.cuda has it (PYTORCH_CUDA_ALLOC_CONF, PYTORCH_ALLOC_CONF).
+
+    Raises:
+        ValueError: There is no such target or setting.
+        RuntimeError: A virtual GPU is enabled already.
+    """
     from bench.vgpu import device as state
 
     found = find_target(target) if isinstance(target, str) else target
     if state._current is not None:
         raise RuntimeError(f"a virtual {state._current.target.name} is enabled already")
-    device = Device(found, release)
+    config = AllocatorConfig.from_environment(os.environ) if alloc_conf is None else AllocatorConfig.parse(alloc_conf)
+    device = Device(found, release, config)
     mode = VirtualMode(device)
     set_current(device)
     try:

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from bench.targets import Target
+from bench.vgpu.allocator_config import AllocatorConfig
 from bench.vgpu.clock import Clock, Stamp
 from bench.vgpu.memory import Memory
 
@@ -47,11 +48,13 @@ class Device:
         recordings: Ends what `history` began, at the latest with the device.
     """
 
-    def __init__(self, target: Target, release: tuple[int, int] = RELEASE) -> None:
+    def __init__(
+        self, target: Target, release: tuple[int, int] = RELEASE, config: AllocatorConfig | None = None
+    ) -> None:
         self.target = target
         self.release = release
         self.clock = Clock()
-        self.memory = Memory(target, self._pending)
+        self.memory = Memory(target, self._pending, config or AllocatorConfig())
         self.stream = 0
         self.adds_in_place = False
         self.stand_ins: Counter[str] = Counter()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bench.targets import Target
 from bench.vgpu.allocator import Block, CachingAllocator, OutOfMemory
+from bench.vgpu.allocator_config import AllocatorConfig
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "temporaries", "workspace")
 
@@ -57,9 +58,9 @@ class Memory:
         watchers: Called with every new allocation.
     """
 
-    def __init__(self, target: Target, record_event: Callable[[int], Any]) -> None:
+    def __init__(self, target: Target, record_event: Callable[[int], Any], config: AllocatorConfig) -> None:
         self.allocator = CachingAllocator(
-            target.capacity_bytes, record_event=record_event, total_bytes=target.memory_bytes
+            target.capacity_bytes, config=config, record_event=record_event, total_bytes=target.memory_bytes
         )
         self.operator: Any = None
         self.watchers: list[Callable[[Held], None]] = []

@@ -6,16 +6,17 @@ choice of attention, and shape rules for CUDA operators that come without one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._decomp import meta_table
 from torch._subclasses.fake_impls import register_op_impl
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from bench.vgpu import convolution, grouped, recurrent
 from bench.vgpu.attention import attention
-from bench.vgpu.device import current
 from bench.vgpu.realness import LIMIT
 
 aten = torch.ops.aten
@@ -32,22 +33,16 @@ def install() -> None:
     kernels.impl("empty.memory_format", _empty, "PrivateUse1")
     kernels.impl("_copy_from", _copy_from, "PrivateUse1")
     kernels.impl("scaled_dot_product_attention", attention, "AutogradPrivateUse1")
-    for name in (
-        "lstm.input",
-        "lstm.data",
-        "gru.input",
-        "gru.data",
-        "rnn_tanh.input",
-        "rnn_tanh.data",
-        "rnn_relu.input",
-        "rnn_relu.data",
-    ):
-        kernels.impl(name, _cell_by_cell(name), "AutogradPrivateUse1")
+    recurrent.install(kernels)
+    grouped.install()
+    convolution.install()
     kernels.impl("softmax.int", _softmax, "AutogradPrivateUse1")
     kernels.impl("log_softmax.int", _log_softmax, "AutogradPrivateUse1")
     kernels.impl("_thnn_fused_gru_cell", _gru_cell, "Meta")
     kernels.impl("_thnn_fused_gru_cell_backward", _gru_cell_backward, "Meta")
     register_op_impl(aten._thnn_fused_lstm_cell.default)(_lstm_cell)
+    register_op_impl(aten.binary_cross_entropy.default)(_cross_entropy)
+    meta_table[aten.binary_cross_entropy.default] = _cross_entropy  # or fake tensors take it apart before they ask
     kernels.impl("_sample_dirichlet", _like_first, "Meta")
     kernels.impl("_dirichlet_grad", _like_first, "Meta")
     kernels.impl("binomial", _like_first, "Meta")
@@ -99,23 +94,6 @@ def _in_place(*args: Any, **kwargs: Any) -> None:
     """Fused optimizers write into their arguments and return nothing."""
 
 
-def _cell_by_cell(name: str) -> Callable[..., Any]:
-    """A recurrent network as PyTorch runs it without cuDNN: step by step, with the fused cells.
-
-    With cuDNN it is one operator that keeps a "reserve space" for its backward; how large, only cuDNN can tell
-    (cudnnGetRNNTempSpaceSizes), and there is no published rule. So these steps stand in for it, and it is counted.
-    """
-    packet, _, overload = name.partition(".")
-    composite = getattr(getattr(aten, packet), overload)
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        if torch.backends.cudnn.enabled:
-            current().unpriced[f"cuDNN's reserve space of {composite}, in place of which every step is kept"] += 1
-        return composite._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)  # not torch._decomp
-
-    return kernel
-
-
 def _like_first(first: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Draws of a distribution are shaped as its first parameter."""
     return torch.empty_like(first)
@@ -151,6 +129,17 @@ def _lstm_cell(mode: FakeTensorMode, func: Any, gates: Tensor, hidden_gates: Ten
     """
     states = (torch.empty_like(cx, memory_format=torch.contiguous_format) for _ in range(2))
     return (*states, torch.empty_like(gates, memory_format=torch.contiguous_format))
+
+
+def _cross_entropy(
+    mode: FakeTensorMode, func: Any, values: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1
+) -> Tensor:
+    """A reduced loss stays in the storage of the losses by element: it is copied over their first.
+
+    aten/src/ATen/native/cuda/Loss.cu, binary_cross_entropy_out_cuda, torch 2.13; native/Loss.cpp does the same.
+    """
+    loss = torch.empty_like(values)
+    return loss.as_strided((), ()) if reduction else loss
 
 
 def _gru_cell(

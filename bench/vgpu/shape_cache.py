@@ -26,6 +26,8 @@ aten = torch.ops.aten
 _PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 _BY_STORAGE = frozenset({aten.as_strided.default, aten.set_.source_Storage_storage_offset})
 """Operators whose outcome also hangs on the size of a storage."""
+_OVERSIZED = frozenset({aten.binary_cross_entropy.default})
+"""Operators whose result lies in a larger storage, which a cache entry does not tell."""
 
 
 class ShapeCachedMode(FakeTensorMode):
@@ -39,6 +41,8 @@ class ShapeCachedMode(FakeTensorMode):
     def _cached_dispatch_impl(
         self, func: OpOverload, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
+        if func in _OVERSIZED:
+            return self._dispatch_impl(func, types, args, kwargs)
         key = short_key(func, args, kwargs)
         if key is None:
             return super()._cached_dispatch_impl(func, types, args, kwargs)

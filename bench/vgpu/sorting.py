@@ -84,6 +84,29 @@ def unique_phases(tensor: Tensor, return_inverse: bool) -> Sequence[Sequence[int
     return ([*ordered, count * LONG, radix_sort_bytes(count, item, LONG)], [*ordered, count * LONG])
 
 
+def unique_consecutive_phases(tensor: Tensor, return_inverse: bool) -> Sequence[Sequence[int]]:
+    """`unique_consecutive` of all elements: changes, as int32, that become the inverse (native/cuda/UniqueCub.cu)."""
+    count = tensor.numel()
+    copy_bytes = 0 if tensor.is_contiguous() else count * tensor.dtype.itemsize
+    return ([copy_bytes, count * 4 * return_inverse, LONG],)
+
+
+def unique_dim_phases(tensor: Tensor, dim: int, sorts: bool, inverse: bool, counts: bool) -> Sequence[Sequence[int]]:
+    """`unique_dim`: a copy with the dimension in front, then positions: sorted, compared, counted.
+
+    native/cuda/Unique.cu, unique_dim_cuda_template and compute_unique. thrust sorts by comparison with a second buffer
+    of its keys; its partitions, one for every tile, are left out.
+    """
+    count = tensor.size(dim)
+    moved = tensor.movedim(dim, 0)
+    kept = [0 if moved.is_contiguous() else tensor.numel() * tensor.dtype.itemsize, count * LONG]
+    return (
+        [*kept, count * LONG * sorts],
+        [*kept, count * LONG * inverse],
+        [*kept, (count + 1) * LONG * counts],
+    )
+
+
 def index_put_phases(count: int, values_bytes: int) -> Sequence[Sequence[int]]:
     """`index_put` with accumulation sorts its linear index (native/cuda/Indexing.cu): that, sorted, positions, a range.
 
@@ -103,9 +126,25 @@ def embedding_phases(
     it has whole tens, so that there are at most indices / 10 + min(indices, rows) parts, each as wide as the table.
     Since 2.11 (pull request 172454), few segments are summed by atomics and need no parts.
     """
-    count, item, width = indices.numel(), indices.dtype.itemsize, gradient.size(-1)
-    if count <= 3072 and not by_frequency:
+    if indices.numel() <= 3072 and not by_frequency:
         return ()
+    return _segment_phases(indices, gradient, rows, by_frequency, multiprocessors, release)
+
+
+def embedding_bag_phases(
+    indices: Tensor, gradient: Tensor, rows: int, by_frequency: bool, multiprocessors: int, release: tuple[int, int]
+) -> Sequence[Sequence[int]]:
+    """The backward of a bag's sum or mean sorts any number of indices, then sums as `embedding_phases` tells.
+
+    native/cuda/EmbeddingBag.cu, embedding_bag_backward_cuda_sum_avg.
+    """
+    return _segment_phases(indices, gradient, rows, by_frequency, multiprocessors, release) if indices.numel() else ()
+
+
+def _segment_phases(
+    indices: Tensor, gradient: Tensor, rows: int, by_frequency: bool, multiprocessors: int, release: tuple[int, int]
+) -> Sequence[Sequence[int]]:
+    count, item, width = indices.numel(), indices.dtype.itemsize, gradient.size(-1)
     ordered = [count * item, count * item]
     sort = [*ordered, count * item, radix_sort_bytes(count, item, item)]
     segments = min(count, rows)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from bench.targets import Target
 from bench.vgpu import attention_space, sorting
 from bench.vgpu.known import known
-from bench.vgpu.targets import Target
 from bench.vgpu.workspaces import cublaslt_workspace_bytes
 
 aten = torch.ops.aten
@@ -116,6 +116,59 @@ def _embedding_backward(call: Call) -> Phases:
     target = call.target
     phases = sorting.embedding_phases(indices, gradient, rows, by_frequency, target.multiprocessors, call.release)
     return [[copy_bytes, *phase] for phase in (phases or ((),))]
+
+
+def _embedding_bag_backward(call: Call) -> Phases:
+    """A sum or mean sorts; a maximum knows its rows (native/cuda/EmbeddingBag.cu)."""
+    gradient, indices = call.args[:2]
+    rows, by_frequency, kind = call.args[6:9]
+    copy_bytes = 0 if gradient.is_contiguous() else _bytes(gradient)
+    if kind == 2:
+        return ([copy_bytes],)
+    target = call.target
+    phases = sorting.embedding_bag_phases(indices, gradient, rows, by_frequency, target.multiprocessors, call.release)
+    return [[copy_bytes, *phase] for phase in (phases or ((),))]
+
+
+def _unique_consecutive(call: Call) -> Phases:
+    tensor, inverse = call.args[0], call.argument(1, "return_inverse", False)
+    dim = call.argument(3, "dim")
+    if dim is None:
+        return sorting.unique_consecutive_phases(tensor, inverse)
+    return sorting.unique_dim_phases(tensor, dim, False, inverse, call.argument(2, "return_counts", False))
+
+
+def _unique_dim(call: Call) -> Phases:
+    inverse, counts = call.argument(3, "return_inverse", False), call.argument(4, "return_counts", False)
+    return sorting.unique_dim_phases(call.args[0], call.args[1], True, inverse, counts)
+
+
+def _cudnn_rnn(call: Call) -> Phases:
+    """The input step by step, where it lies sample by sample (native/cudnn/RNN.cpp); the workspace is not known."""
+    return ([_step_by_step(call.args[0], call.args[10], call.args[14])],)
+
+
+def _cudnn_rnn_backward(call: Call) -> Phases:
+    """Zeros for gradients of states that there are not, copies; and all weights' gradient where biases are wanting.
+
+    native/cudnn/RNN.cpp: _cudnn_rnn_backward, then _cudnn_rnn_backward_input and _cudnn_rnn_backward_weight.
+    """
+    source, _, stride, buffer, hx, cx, out, grad_out, grad_hy, grad_cy = call.args[:10]
+    if grad_out is None and grad_hy is None and grad_cy is None:
+        return ()
+    batch_first, batch_sizes = call.args[14], call.args[18]
+    zeros = [_bytes(hx) * (grad_hy is None), _bytes(cx) * (grad_cy is None) if cx is not None else 0]
+    zeros.append(_bytes(out) if grad_out is None else 0)
+    copy_bytes = _step_by_step(source, batch_first, batch_sizes)
+    grad_bytes = 0 if grad_out is None else _step_by_step(grad_out, batch_first, batch_sizes)
+    unbiased = _bytes(buffer) if call.args[-1][3] and stride < 4 else 0
+    return ([*zeros, copy_bytes, grad_bytes], [*zeros, copy_bytes, unbiased])
+
+
+def _step_by_step(tensor: Tensor, batch_first: bool, batch_sizes: Sequence[int]) -> int:
+    """Bytes of a copy that lies step by step; 0 where the tensor does."""
+    steps = tensor.transpose(0, 1) if batch_first and not batch_sizes else tensor
+    return 0 if steps.is_contiguous() else _bytes(tensor)
 
 
 def _mask_count(index: Tensor) -> int:
@@ -240,6 +293,9 @@ def _nothing(call: Call) -> Phases:
 
 TEMPORARIES: Mapping[OpOverload, Entry] = {
     aten.embedding_dense_backward.default: _embedding_backward,
+    aten._embedding_bag_backward.default: _embedding_bag_backward,
+    aten._cudnn_rnn.default: _cudnn_rnn,
+    aten._cudnn_rnn_backward.default: _cudnn_rnn_backward,
     aten.index_put_.default: _index_put,
     aten.index_put.default: _index_put,
     aten._unsafe_index_put.default: _index_put,
@@ -249,6 +305,8 @@ TEMPORARIES: Mapping[OpOverload, Entry] = {
     aten.sort.stable: _sort,
     aten.topk.default: _topk,
     aten._unique2.default: lambda call: sorting.unique_phases(call.args[0], call.argument(2, "return_inverse", False)),
+    aten.unique_consecutive.default: _unique_consecutive,
+    aten.unique_dim.default: _unique_dim,
     aten.multinomial.default: _multinomial,
     aten.cumsum.default: _contiguous(0),  # native/cuda/ScanUtils.cuh, scan_dim
     aten.cumprod.default: _contiguous(0),
@@ -266,6 +324,11 @@ TEMPORARIES: Mapping[OpOverload, Entry] = {
     aten.smooth_l1_loss.default: _reduced_loss(2),
     aten.huber_loss.default: _reduced_loss(2),
     aten.binary_cross_entropy_with_logits.default: _cross_entropy_with_logits,
+    # native/cuda/Loss.cu: the sum; the losses by element stay in the result's storage (operators.py)
+    aten.binary_cross_entropy.default: lambda call: (
+        [call.args[0].dtype.itemsize * bool(call.argument(3, "reduction", 1))],
+    ),
+    aten.binary_cross_entropy_backward.default: _nothing,
     aten.logsumexp.default: _of_size(0),  # native/ReduceOps.cpp: exp(values - maximum)
     aten.mm.default: _matrices(0, 1),
     aten.addmm.default: _addmm,
@@ -282,13 +345,8 @@ UNPRICED = frozenset(
     {
         aten.convolution.default,  # cuDNN's algorithm decides
         aten.convolution_backward.default,
-        aten._cudnn_rnn.default,
+        aten._cudnn_rnn.default,  # its workspace
         aten._cudnn_rnn_backward.default,
-        aten.binary_cross_entropy.default,
-        aten.binary_cross_entropy_backward.default,
-        aten._embedding_bag_backward.default,
-        aten.unique_dim.default,
-        aten.unique_consecutive.default,
     }
 )
-"""Operators known to take temporaries for which there is no entry yet; each use is counted and reported."""
+"""Operators known to take temporaries that no entry tells; each use is counted and reported."""

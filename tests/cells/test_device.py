@@ -84,3 +84,12 @@ def test_a_virtual_card_leaves_no_group_and_no_random_state_of_tensors() -> None
         assert _random._rng_tracker is not None
     assert not dist.is_initialized()
     assert _random._rng_tracker is None
+
+
+def test_a_cell_does_not_hang_on_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    with open_card(find_target("rtx4090"), Source.PREDICTED) as card:
+        held = torch.empty(3 * 2**20, dtype=torch.uint8, device=card.device)
+        assert held.is_contiguous()
+        assert card.module.memory_reserved() == 20 * 2**20
+        assert card.notes() == ["not used, as a cell's numbers hang on its configuration alone: PYTORCH_ALLOC_CONF"]

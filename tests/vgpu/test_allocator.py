@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.vgpu.allocator import AllocatorConfig, Block, CachingAllocator, OutOfMemory
+from bench.validation.traces import TRACES, replay
+from bench.vgpu.allocator import AllocatorConfig, CachingAllocator, OutOfMemory
 
 MIB = 2**20
 GIB = 2**30
 
 OWN_TRACES = Path(__file__).parent / "traces"
-SHARED_TRACES = Path(__file__).parents[2].parent / "shared" / "cases" / "allocator"
 
 
 def allocator(capacity_mib: int = 1024, **settings: Any) -> CachingAllocator:
@@ -61,29 +59,18 @@ class Streams:
 def trace_files() -> list[Any]:
     files = sorted(OWN_TRACES.glob("*.json.gz"))
     params: list[Any] = [pytest.param(file, id=f"own-{file.name}") for file in files]
-    if SHARED_TRACES.is_dir():
-        shared = sorted(SHARED_TRACES.glob("*.json.gz"))
+    if TRACES.is_dir():
+        shared = sorted(TRACES.glob("*.json.gz"))
         params += [pytest.param(file, id=file.name) for file in shared]
     else:
-        params.append(pytest.param(None, id="shared", marks=pytest.mark.skip(reason=f"{SHARED_TRACES} is absent")))
+        params.append(pytest.param(None, id="shared", marks=pytest.mark.skip(reason=f"{TRACES} is absent")))
     return params
 
 
 @pytest.mark.parametrize("file", trace_files())
 def test_recorded_run_is_reproduced(file: Path) -> None:
-    trace = json.loads(gzip.decompress(file.read_bytes()))
-    memory = CachingAllocator(80 * GIB)
-    live: dict[int, Block] = {}
-    for event in trace["events"]:
-        if event[0] == "alloc":
-            live[event[1]] = memory.allocate(event[2], event[3])
-        else:
-            memory.free(live.pop(event[1]))
-    expected = trace["expected"]
-    assert memory.segment_sizes() == expected["segments"]
-    assert memory.reserved_bytes == expected["end_reserved_bytes"]
-    assert memory.allocated_bytes == expected["end_allocated_bytes"]
-    assert memory.peak_allocated_bytes == expected["peak_allocated_bytes"]
+    for name, (recorded, simulated) in replay(file).figures.items():
+        assert simulated == recorded, name
 
 
 # Sizes

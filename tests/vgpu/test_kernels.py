@@ -112,3 +112,18 @@ def test_a_step_of_views_and_launches_takes_the_host_so_long():
         start = device.clock.host_s
         x.view(16).exp()
         assert device.clock.host_s - start == pytest.approx(1.1e-5)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_first_convolution_of_a_network_wants_no_gradient_of_its_input(bias):
+    """Arithmetic of the weight's gradient alone, which is that of the forward."""
+    image, weight, gradient = meta(4, 3, 16, 16), meta(8, 3, 3, 3), meta(4, 8, 16, 16)
+    geometry = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    arguments = (gradient, image, weight, [8] if bias else None, *geometry)
+    kernels, func = Kernels(replace(CARD, matmul_flops_s={"fp32": 1e6})), aten.convolution_backward.default
+    durations = []
+    for mask in ([True, True, bias], [False, True, bias], [True, False, bias]):
+        outputs = tensors_in(func(*arguments, mask))
+        durations.append(kernels.duration(func, (*arguments, mask), {}, [gradient, image, weight], outputs)[0])
+    one = 2 * 4 * 8 * 16 * 16 * 27 / 1e6
+    assert durations == pytest.approx([2 * one, one, one])

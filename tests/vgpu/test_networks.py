@@ -256,6 +256,25 @@ class TestTraining:
         assert x.grad is not None
         assert x.grad.shape == x.shape
 
+    @pytest.mark.parametrize(("last", "first"), [("input", "weight"), ("weight", "input"), ("input", None)])
+    def test_convolutions_keep_channels_last(self, card: vgpu.Device, last: str, first: str | None) -> None:
+        """cuDNN takes the layout from the input or the weight (aten/src/ATen/native/ConvUtils.h)."""
+        layer = nn.Conv2d(4, 8, 3, bias=False).to("vgpu")
+        x = torch.rand(2, 4, 9, 9, device="vgpu")
+        if last == "input" or first is None:
+            x = x.contiguous(memory_format=torch.channels_last)
+        if last == "weight" or first is None:
+            layer = layer.to(memory_format=torch.channels_last)
+        x.requires_grad_()
+        out = layer(x)
+        out.sum().backward()
+        assert x.grad is not None
+        assert out.is_contiguous(memory_format=torch.channels_last)
+        assert layer.weight.grad is not None
+        assert x.grad.is_contiguous(memory_format=torch.channels_last) == (last == "input" or first is None)
+        assert nn.Conv2d(4, 8, 3).to("vgpu")(torch.rand(2, 4, 9, 9, device="vgpu")).is_contiguous()
+        assert layer.double()(x.double()).is_contiguous()
+
     def test_dropout_keeps_a_byte_for_each_element(self, card: vgpu.Device) -> None:
         x = torch.rand(1000, 1000, device="vgpu", requires_grad=True)
         before = allocated()

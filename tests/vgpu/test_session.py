@@ -128,3 +128,19 @@ def test_real_work_is_as_ever_afterwards() -> None:
     model(torch.ones(2, 4)).sum().backward()
     assert type(model.weight.grad) is Tensor
     assert model.weight.grad.tolist() == [[2.0] * 4] * 4
+
+
+def test_allocator_settings_come_from_the_environment_or_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reserved(**options: Any) -> int:
+        with vgpu.virtual_gpu("rtx4090", **options):
+            held = torch.empty(3 * 2**20, dtype=torch.uint8, device="vgpu")
+            assert held.is_contiguous()
+            reserved_bytes: int = torch.vgpu.memory_reserved()
+            return reserved_bytes
+
+    assert reserved() == 20 * 2**20
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "large_segment_size_mb:40")
+    assert reserved() == 40 * 2**20
+    assert reserved(alloc_conf="") == 20 * 2**20
+    with pytest.raises(ValueError, match="unknown"):
+        reserved(alloc_conf="expandable_segment:True")

@@ -39,8 +39,8 @@ def sort_space(count, key, value):
     return count * (key + value) + key * 256 * 8 + ceil(count / tile) * 1024
 
 
-def test_every_operator_is_either_priced_or_not():
-    assert not UNPRICED & set(TEMPORARIES)
+def test_only_cudnns_networks_are_priced_in_part():
+    assert UNPRICED & set(TEMPORARIES) == {aten._cudnn_rnn.default, aten._cudnn_rnn_backward.default}
 
 
 @pytest.mark.parametrize(
@@ -123,6 +123,86 @@ class TestEmbeddingBackward:
             assert 0 <= extra - (5 * 8192 * 8 + 9011 * 8) < 10 * 512  # rounded to blocks
 
 
+class TestEmbeddingBagBackward:
+    OFFSETS = (meta(64, dtype=torch.int64), meta(4096, dtype=torch.int64), meta(64, dtype=torch.int64), meta(0))
+
+    def backward(self, indices, mode, **kwargs):
+        bag = meta(indices, dtype=torch.int64)
+        arguments = (meta(64, 32), bag, *self.OFFSETS, 50_000, kwargs.pop("by_frequency", False), mode, False, None, -1)
+        return sizes(aten._embedding_bag_backward.default, *arguments)
+
+    @pytest.mark.parametrize("mode", [0, 1])
+    def test_sums_and_means_sort_however_few(self, mode):
+        """As the embedding's backward, whose parts are one a segment and one for every ten indices."""
+        sort, sums = self.backward(1000, mode)
+        assert sum(sort) == 3 * 8000 + sort_space(1000, 8, 8)
+        assert sorted(sums) == sorted([*[8000] * 5, 1100 * 8, 1100 * 32 * 4])
+
+    def test_a_count_more_by_frequency(self):
+        _, plain = self.backward(1000, 0)
+        _, counted = self.backward(1000, 0, by_frequency=True)
+        assert sum(counted) - sum(plain) == 8000
+
+    def test_maxima_know_their_rows(self):
+        assert self.backward(1000, 2) == [[]]
+
+    def test_of_a_module(self):
+        with vgpu.virtual_gpu(CARD) as card:
+            table = torch.nn.EmbeddingBag(50_000, 64).to("vgpu")
+            out = table(torch.zeros(32, 100, dtype=torch.int64, device="vgpu"))
+            before = torch.vgpu.memory_allocated()
+            out.backward(torch.empty_like(out))
+            gradients = (32 * 64 + 50_000 * 64) * 4
+            parts = (3200 + 320) * 64 * 4
+            extra = torch.vgpu.max_memory_allocated() - before - gradients - parts
+            assert 0 <= extra - (5 * 3200 * 8 + 3520 * 8) < 10 * 512
+            assert not card.unpriced
+
+
+class TestRecurrentNetworks:
+    def forward(self, batch_first, batch_sizes=()):
+        x, state = meta(8, 5, 24), meta(1, 8 if batch_first else 5, 32)
+        weights = [meta(128, 24), meta(128, 32), meta(128), meta(128)]
+        arguments = (
+            x,
+            weights,
+            4,
+            meta(7424),
+            state,
+            state,
+            2,
+            32,
+            0,
+            1,
+            batch_first,
+            0.0,
+            True,
+            False,
+            batch_sizes,
+            None,
+        )
+        return sizes(aten._cudnn_rnn.default, *arguments)
+
+    def test_samples_first_are_laid_out_step_by_step(self):
+        assert self.forward(False) == [[]]
+        assert self.forward(True) == [[8 * 5 * 24 * 4]]
+
+    def backward(self, stride=4, grad_hy=None, batch_first=True, mask=(True,) * 4):
+        x, out, state = meta(8, 5, 24), meta(5, 8, 32).transpose(0, 1), meta(1, 8, 32)
+        plain = (2, 32, 0, 1, batch_first, 0.0, True, False, (), None, meta(99), mask)
+        arguments = (x, [], stride, meta(7424), state, state, out, meta(8, 5, 32), grad_hy, state, *plain)
+        return sizes(aten._cudnn_rnn_backward.default, *arguments)
+
+    def test_backward_copies_and_fills(self):
+        state, x, gradient = 8 * 32 * 4, 8 * 5 * 24 * 4, 8 * 5 * 32 * 4
+        assert self.backward() == [[state, x, gradient], [state, x]]
+        assert self.backward(grad_hy=meta(1, 8, 32)) == [[x, gradient], [x]]
+
+    def test_without_biases_gradients_are_copied_from_the_whole(self):
+        assert self.backward(stride=2)[1][-1] == 7424 * 4
+        assert self.backward(stride=2, mask=(True, True, True, False))[1][-1] == 8 * 5 * 24 * 4
+
+
 class TestIndexPut:
     def test_without_accumulation(self):
         assert most(aten.index_put_.default, meta(9, 4), [meta(5, dtype=torch.int64)], meta(5, 4)) == 0
@@ -179,6 +259,25 @@ class TestSorting:
         assert most(aten._unique2.default, tensor, True, True) == 3 * 800_000 + sort_space(100_000, 8, 8)
 
 
+class TestUnique:
+    def test_consecutive_elements(self):
+        tensor = meta(1000, dtype=torch.int64)
+        assert sizes(aten.unique_consecutive.default, tensor) == [[8]]
+        assert sizes(aten.unique_consecutive.default, tensor, True) == [[4000, 8]]
+        assert sizes(aten.unique_consecutive.default, meta(20, 50).t()) == [[4000, 8]]
+
+    def test_rows_are_sorted_by_position(self):
+        sort, inverse, counts = sizes(aten.unique_dim.default, meta(1000, 16), 0, True, True, True)
+        assert (sort, inverse, counts) == ([8000, 8000], [8000, 8000], [8000, 8008])
+
+    def test_columns_are_copied_first(self):
+        sort, inverse, counts = sizes(aten.unique_dim.default, meta(16, 1000), 1)
+        assert (sort, inverse, counts) == ([64_000, 8000, 8000], [64_000, 8000], [64_000, 8000])
+
+    def test_consecutive_rows_are_not_sorted(self):
+        assert sizes(aten.unique_consecutive.default, meta(1000, 16), False, False, 0) == [[8000]] * 3
+
+
 @pytest.mark.parametrize(("arguments", "copies"), [((1,), 1), ((5,), 1), ((5, True), 3), ((1, True), 1)])
 def test_multinomial(arguments, copies):
     assert most(aten.multinomial.default, meta(10, 1000), *arguments) == copies * 40_000
@@ -209,6 +308,33 @@ def test_cross_entropy_with_logits():
     arguments = (meta(100, 10), meta(100, 10))
     assert most(aten.binary_cross_entropy_with_logits.default, *arguments) == 8000
     assert most(aten.binary_cross_entropy_with_logits.default, *arguments, None, meta(10)) == 12_000
+
+
+@pytest.mark.parametrize(("reduction", "shape", "temporary"), [("mean", (), 4), ("sum", (), 4), ("none", (64, 100), 0)])
+def test_a_cross_entropy_keeps_the_losses_by_element(reduction, shape, temporary):
+    """Its result is copied over their first: as many bytes live as long as it does."""
+    with vgpu.virtual_gpu(CARD) as card:
+        values = torch.rand(64, 100, device="vgpu")
+        for _ in range(2):  # what is cached of shapes does not tell
+            before = torch.vgpu.memory_stats()["requested_bytes.all.current"]
+            torch.vgpu.reset_peak_memory_stats()
+            loss = F.binary_cross_entropy(values, values, reduction=reduction)
+            assert loss.shape == shape
+            stats = torch.vgpu.memory_stats()
+            assert stats["requested_bytes.all.current"] - before == 64 * 100 * 4
+            assert stats["requested_bytes.all.peak"] - before == 64 * 100 * 4 + temporary
+            del loss
+        assert not card.unpriced
+
+
+def test_a_cross_entropys_backward_needs_nothing():
+    with vgpu.virtual_gpu(CARD) as card:
+        values = torch.rand(64, 100, device="vgpu").requires_grad_()
+        loss = F.binary_cross_entropy(values, torch.rand(64, 100, device="vgpu"))
+        before = torch.vgpu.memory_allocated()
+        loss.backward()
+        assert torch.vgpu.max_memory_allocated() - before == 64 * 100 * 4 + 512
+        assert not card.unpriced
 
 
 def test_log_sum_exp_holds_the_exponentials():
