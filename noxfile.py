@@ -24,7 +24,8 @@ EXTRAS = {"shared": "test,perf,lint", "tensorflow": "test,tf"}
 
 def program(environment: str, name: str) -> str:
     """Where a program of an environment stands."""
-    return str(Path(".nox", environment, "Scripts" if os.name == "nt" else "bin", name).resolve())
+    # Not resolved: the environment's python is a link to the one that it was made from.
+    return str(Path(".nox", environment, "Scripts" if os.name == "nt" else "bin", name).absolute())
 
 
 def install(session: nox.Session, environment: str = "shared") -> None:

@@ -38,7 +38,8 @@ def test_the_same_operators_as_on_cuda() -> None:
     names = torch._C._dispatch_get_all_op_names()
     cuda = {name for name in names if registered(name, "AutocastCUDA")}
     assert len(cuda) > 100
-    assert {name for name in names if registered(name, "AutocastPrivateUse1")} == cuda
+    in_cuda_builds = {"aten::_cudnn_rnn"}  # aten/src/ATen/cudnn/AutocastRNN.cpp
+    assert {name for name in names if registered(name, "AutocastPrivateUse1")} == cuda | in_cuda_builds
 
 
 LOWER: dict[str, Callable[[Tensor], Tensor]] = {
