@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -93,9 +94,8 @@ def run(
     cwd_on_path()
     planned = distinct(plan(combination) for combination in expand(words))
     console = _console()
-    counts = execute(planned, _options(jobs, limit_memory), console, retry=retry, rerun=rerun)
-    print_tables(sorted({job.store for job in planned}), [job.cell for job in planned], console)
-    return _status(counts)
+    show = partial(print_tables, sorted({job.store for job in planned}), [job.cell for job in planned], console)
+    return _status(execute(planned, _options(jobs, limit_memory), console, retry=retry, rerun=rerun, finished=show))
 
 
 def _run_one(words: list[str]) -> int:

@@ -14,7 +14,7 @@ from bench.config import Cell
 from bench.errors import BadInput, OombenchError
 from bench.record import Record, Source
 from bench.resolve import find_target, find_workload, techniques
-from bench.store import WriteFailed, records_at
+from bench.store import Store, WriteFailed, records_at
 
 STORE = "cells.jsonl"
 
@@ -80,7 +80,7 @@ def print_tables(paths: Sequence[Path], planned: Sequence[Cell], console: Consol
     from bench.report.frame import tidy
     from bench.report.publish import sections
 
-    records = _of_plan([record for path in paths for record in records_at(path)], planned)
+    records = _of_plan([record for path in paths for record in Store(path).records()], planned)
     records, baselines, capacities = _with_facts(records, ", ".join(str(path) for path in paths))
     if not console.is_terminal:
         console.width = WIDTH

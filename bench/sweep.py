@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.resources import files
@@ -109,6 +109,7 @@ def execute(
     retry: bool = False,
     rerun: bool = False,
     again: bool = False,
+    finished: Callable[[], None] | None = None,
 ) -> Counter[Status]:
     """Run the jobs that their stores lack, and say on `console` how it goes.
 
@@ -119,6 +120,7 @@ def execute(
         retry: Run those again that crashed or timed out.
         rerun: Run all of them again.
         again: Where none is lacking run all of them once more; interrupted, that resumes too.
+        finished: Called when all have run, before the last line.
 
     Returns:
         How many cells ended how, those included that were in a store already.
@@ -143,6 +145,8 @@ def execute(
         line = f"interrupted: {done} of {len(jobs)} cells are in {places}; {then}"
         raise Interrupted(line) from None
     counts = progress.counts + before
+    if finished is not None:
+        finished()
     was_there = f", {before.total()} of them from before" if before else ""
     console.print(f"{counts.total()} cells: {counts_line(counts)}{was_there}; {places}", soft_wrap=True)
     return counts

@@ -151,5 +151,5 @@ class MaddpgHopper(Experience):
 
 
 def _networks(settings: MaddpgSettings) -> tuple[TwinCritics, Policy]:
-    policy = Policy(settings.policy_width, settings.copies, settings.policy == "recurrent")
-    return TwinCritics(settings.critic_width, settings.copies), policy
+    critics = TwinCritics(settings.critic_width, settings.copies)
+    return critics, Policy(settings.policy_width, settings.copies, settings.policy == "recurrent")

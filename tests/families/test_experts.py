@@ -37,7 +37,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 @pytest.mark.parametrize("products", ["grouped_mm", "batched_mm"])
 @pytest.mark.parametrize(
     ("name", "experts", "chosen", "batch", "length"),
-    [("mixtral", 4, 2, 2, 48), ("mixtral", 8, 1, 1, 100), ("qwen3", 8, 3, 3, 32)],
+    [("mixtral", 4, 2, 2, 48), ("qwen3", 8, 3, 1, 100)],
 )
 def test_mixtures(name: str, experts: int, chosen: int, batch: int, length: int, products: str) -> None:
     options: dict[str, Any] = {"attn_implementation": "eager", "experts_implementation": products}

@@ -81,7 +81,9 @@ def test_multirun_runs_the_product_and_resumes(oombench: Command) -> None:
     assert first.status == 1  # two crashed
     assert first.out[-1] == "6 cells: ok 2 oom 2 refused 0 crash 2; cells.jsonl"
     again = oombench(*words)
-    assert again.out == ["6 cells: ok 2 oom 2 refused 0 crash 2, 6 of them from before; cells.jsonl"]
+    assert again.out[-1] == "6 cells: ok 2 oom 2 refused 0 crash 2, 6 of them from before; cells.jsonl"
+    rows = [line for line in again.out if line.startswith("│ ")]
+    assert sum("yes (" in row for row in rows) == 2  # the table of all six, from before or not
     retried = oombench(*words, "--retry")
     assert retried.out[-1] == "6 cells: ok 2 oom 2 refused 0 crash 2, 4 of them from before; cells.jsonl"
     assert len(stored()) == 8
