@@ -69,7 +69,10 @@ class _Run:
             device = self._device(profile)
         except Refused as refusal:
             return self._record(Status.REFUSED, str(refusal))
-        return self._on(device)
+        try:
+            return self._on(device)
+        finally:
+            device.close()
 
     def _device(self, profile: Path | None) -> Device:
         kind = Emulated if self.cell.source is Source.EMULATED else Present

@@ -83,6 +83,9 @@ class Device:
         """The peaks of the steps with what is known of them at the end, and why the card could not have held them."""
         return peaks, None
 
+    def close(self) -> None:
+        """Throw away what was recorded and nobody asked to keep."""
+
     def failure(self, error: Exception) -> str:
         """What running out of memory says of the card, in one line.
 
@@ -145,12 +148,17 @@ class Emulated(Device):
     def completed(self, peaks: list[Peak]) -> tuple[list[Peak], str | None]:
         """The peaks with the pool of a process on the card, in which the same allocations were made again."""
         found, reason = [], None
-        _, *of_steps = [replay(events, self._allocator()) for events in self._recording.events()]
-        for peak, outcome in zip(peaks, of_steps, strict=True):
+        _, *of_steps = self._recording.events()
+        for peak, events in zip(peaks, of_steps, strict=True):
+            outcome = replay(events, self._allocator())
             pool_bytes = outcome.peak_pool_bytes
             found.append(replace(peak, reserved_bytes=pool_bytes, process_bytes=self._process_bytes(pool_bytes)))
             reason = None if outcome.exhausted is None else str(outcome.exhausted)
         return found, reason
+
+    def close(self) -> None:
+        """Throw away the recording, unless somebody asked to keep it."""
+        self._recording.close()
 
     def failure(self, error: Exception) -> str:
         """The line of TensorFlow's own error, unless this machine has less memory than the card."""
