@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
@@ -15,9 +14,10 @@ from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 from bench.config import Cell
+from bench.frameworks import load
 from bench.record import Record, Source, Status
 
 TraceRow = tuple[Any, ...]
@@ -35,7 +35,7 @@ def work(connection: Connection, function: str, cell: Cell, asked: Mapping[str, 
     threading.Thread(target=_die_with_parent, daemon=True).start()
     rows: list[TraceRow] = []
     try:
-        run_cell = load(function)
+        run_cell: Callable[..., Record] = load(function)
         if cell.source is not Source.MEASURED:
             _use_one_thread()
         record = run_cell(cell, (lambda *row: rows.append(row)) if trace else None, **asked)
@@ -44,12 +44,6 @@ def work(connection: Connection, function: str, cell: Cell, asked: Mapping[str, 
         record, rows = failure(cell, Status.CRASH, reason_of(error)), []
     connection.send((record, rows))
     signal.pause()  # the parent ends us, and with us whatever the cell has started
-
-
-def load(path: str) -> Callable[..., Record]:
-    """The function at "package.module:function"."""
-    module, _, name = path.partition(":")
-    return cast(Callable[..., Record], getattr(importlib.import_module(module), name))
 
 
 def failure(cell: Cell, status: Status, reason: str) -> Record:

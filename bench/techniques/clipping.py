@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
-
-from torch import nn
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bench.errors import BadInput
 from bench.techniques.base import Fidelity, Technique
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 class Clip(Technique):
@@ -30,5 +31,7 @@ class Clip(Technique):
     def before_update(self, networks: Iterable[nn.Module]) -> None:
         """Scale each network's gradients so that their norm is no more than the value."""
         if self.active:
+            from torch import nn  # on use: other frameworks clip by the same values
+
             for network in networks:
                 nn.utils.clip_grad_norm_(network.parameters(), self.value)

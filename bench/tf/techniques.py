@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from bench.errors import BadInput, unknown
+from bench.techniques import clipping
 from bench.techniques.base import Fidelity, Technique
 from bench.techniques.batch import Accumulation, BatchSize
 from bench.techniques.choice import Choice, Toggle
@@ -70,21 +71,8 @@ def _recomputed(call: Callable[..., Any]) -> Callable[..., Any]:
     return recomputed
 
 
-class Clip(Technique):
+class Clip(clipping.Clip):
     """The largest gradient norm of each network (`tf.clip_by_global_norm`), or `off`."""
-
-    name: ClassVar[str] = "clip"
-    off: ClassVar[Any] = "off"
-    fidelity = Fidelity.CHANGES
-
-    @classmethod
-    def parse(cls, value: Any) -> Any:
-        """A positive number, or `off`."""
-        if value is False or value == "off":
-            return "off"
-        if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
-            return float(value)
-        raise BadInput(f"technique clip takes a positive number or off, not {value!r}")
 
     def clipped(self, gradients: Sequence[Any], scale: Any) -> Sequence[Any]:
         """The gradients of a network, which a loss scaler has multiplied by `scale`, at no more than the norm."""
